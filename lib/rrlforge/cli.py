@@ -81,7 +81,7 @@ def build_parser() -> Parser:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    from rrlforge import forge, plots
+    from rrlforge import forge, report
 
     names = {f.name for f in dataclasses.fields(GRPOConfig)}
     given = {k: v for k, v in vars(options).items() if k in names}
@@ -91,8 +91,8 @@ def run_train(options: argparse.Namespace) -> None:
     if options.resume and not options.out:
         raise ForgeError("--resume needs --out FOLDER: which run should go on?")
     forge.train(cfg, folder, options.resume)
-    picture = plots.save_training_curve(folder)
-    print(plots.summary(folder))
+    picture = report.save_training_curve(folder)
+    print(report.summary(folder))
     print(f"run {folder} · curve {picture} · model {folder / 'model'}")
 
 

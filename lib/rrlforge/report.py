@@ -1,0 +1,75 @@
+"""What a finished run has to say: a summary in a few lines, and its curve as a picture."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rrlforge import plots
+from rrlforge.errors import ForgeError
+from rrlforge.runs import load_config, load_metrics, read_lines
+
+
+def load_evals(folder: str | Path) -> list[dict]:
+    """The lines of eval.jsonl, oldest first: step, greedy and sampled (accuracy, low, high, …)."""
+    return read_lines(Path(folder) / "eval.jsonl")
+
+
+def summary(folder: str | Path) -> str:
+    """Held-out accuracy before and after with intervals, seconds a step and where they went, memory."""
+    metrics, evals = load_metrics(folder), load_evals(folder)
+    if not metrics:
+        raise ForgeError(f"{folder} holds no metrics: has the run done a step?")
+    lines = []
+    for name in ("greedy", "sampled"):
+        points = [(e["step"], e[name]) for e in evals]
+        if points:
+            lines.append(f"held-out {name:8s}" + "  ->  ".join(
+                f"{s['accuracy']:.1%} [{s['low']:.1%}, {s['high']:.1%}] (step {step})" for step, s in points))
+    total = {k: sum(m[k] for m in metrics) for k in ("step_s", "rollout_s", "train_s", "sync_s", "tokens")}
+    lines.append(f"{len(metrics)} steps in {total['step_s']:.1f} s: rollout {total['rollout_s']:.1f}, train {total['train_s']:.1f}, "
+                 f"sync {total['sync_s']:.2f}; {total['tokens'] / total['rollout_s']:.0f} tok/s in rollout; "
+                 f"memory {max(m['memory_gib'] for m in metrics):.2f} GiB")
+    return "\n".join(lines)
+
+
+def draw(folder: str | Path, axes) -> None:
+    """Reward with held-out accuracy, length, and entropy with KL, on three axes (Chinese labels)."""
+    metrics, evals = load_metrics(folder), load_evals(folder)
+    steps = [m["step"] for m in metrics]
+    window = max(1, len(steps) // 16)
+    reward, length, spread = axes
+    plots.curve(reward, steps, [m["reward"] for m in metrics], "训练 reward", window, plots.BLUE)
+    for name, label, color in (("greedy", "留出题 greedy", plots.RED), ("sampled", "留出题采样", plots.GREEN)):
+        if evals:
+            middle = [e[name]["accuracy"] for e in evals]
+            reward.errorbar([e["step"] for e in evals], middle, [[m - e[name]["low"] for m, e in zip(middle, evals)],
+                                                                [e[name]["high"] - m for m, e in zip(middle, evals)]],
+                            fmt="o", capsize=3, color=color, label=label)
+    reward.set(xlabel="步", ylabel="reward / 正确率", ylim=(min(0, min(m["reward"] for m in metrics)), None))
+    reward.legend(loc="lower right")
+    plots.curve(length, steps, [m["length"] for m in metrics], "平均长度", window, plots.BLUE)
+    length.set(xlabel="步", ylabel="回答长度（token）", ylim=(0, None))
+    plots.curve(spread, steps, [m["entropy"] for m in metrics], "熵（nat）", window, plots.ORANGE)
+    kl = [(m["step"], m["kl"]) for m in metrics if m["kl"] is not None]
+    if kl:
+        plots.curve(spread, [s for s, _ in kl], [k for _, k in kl], "到起点的 KL（nat）", window, plots.PURPLE)
+    spread.set(xlabel="步", ylabel="nat", ylim=(0, None))
+    spread.legend()
+
+
+def save_training_curve(folder: str | Path) -> Path:
+    """Draw the run's curve into curve.png (beside, then renamed) and return its path."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        plots.use_cjk()
+        figure = Figure(figsize=(11, 3.4), layout="constrained")
+        draw(folder, figure.subplots(1, 3))
+        cfg = load_config(folder)
+        figure.suptitle(f"{Path(cfg.model).name} · {cfg.task_name} · 种子 {cfg.seed}")
+        path = Path(folder) / "curve.png"
+        beside = path.with_suffix(".part")
+        figure.savefig(beside, format="png", dpi=150)
+        os.replace(beside, path)
+    return path
