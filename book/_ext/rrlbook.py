@@ -58,13 +58,9 @@ class ChineseBigrams(SearchLanguage):
 
 # ---------------------------------------------------------------- execution cache
 def modules_of(source):
-    """Library modules that Python code imports or names in a string; None where it cannot be read as Python."""
-    try:
-        tree = ast.parse("\n".join(x for x in source.splitlines() if not x.lstrip().startswith(("%", "!"))))
-    except SyntaxError:
-        return None
+    """Library modules that Python code imports or names in a string."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -77,10 +73,12 @@ def modules_of(source):
 
 def files_of(source):
     """Every file that a lesson's code reaches: library modules, packaged data, its quizzes and records."""
-    todo, seen = modules_of(source), set()
-    if todo is None or re.search(r"^\s*[!%].*rrlforge", source, re.M):  # a shell line may reach anything
-        todo = {f"rrlforge.{path.stem}" for path in PACKAGE.glob("*.py")}
-    todo = list(todo)
+    magic = re.compile(r"^\s*[!%].*$", re.M)
+    if any("rrlforge" in line for line in magic.findall(source)):  # a shell line may reach anything
+        todo = [f"rrlforge.{path.stem}" for path in PACKAGE.glob("*.py")]
+    else:
+        todo = list(modules_of(magic.sub("", source)))
+    seen = set()
     while todo:
         path = PACKAGE.parent.joinpath(*todo.pop().split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
@@ -202,7 +200,7 @@ class CourseRoutes(SphinxDirective):
         for route in load_course().routes:
             head = (f'<details class="rf-route rf-progress"><summary><strong>{route.name}</strong> '
                     f'<span class="rf-minutes">{route.audience}</span> <span class="rf-minutes">{len(route.lessons)} 节 · '
-                    f'{hours(route.minutes)}</span> <span class="rf-minutes rf-count"></span></summary>')
+                    f'{hours(route.minutes)}</span> <span class="rf-minutes rf-count" aria-live="polite"></span></summary>')
             out += [nodes.raw("", head, format="html"), lesson_list(route.lessons), nodes.raw("", "</details>", format="html")]
         return out
 
@@ -234,6 +232,14 @@ class LessonNext(SphinxDirective):
         if chapter_doc(following, ROOT) is None:
             line += nodes.inline("", "待写", classes=["rf-badge", "rf-unwritten"])
         return [line]
+
+
+def join_han_lines(app, doctree):
+    """A line break between two Chinese characters is no space."""
+    wide = "\u2014\u2018-\u201d\u2026\u3000-\u9fff\uff00-\uffef"
+    for text in list(doctree.findall(nodes.Text)):
+        if "\n" in text and not isinstance(text.parent, (nodes.FixedTextElement, nodes.raw, nodes.math_block, nodes.math)):
+            text.parent.replace(text, nodes.Text(re.sub(f"(?<=[{wide}])\n(?=[{wide}])", "", text)))
 
 
 # ---------------------------------------------------------------- local assets
@@ -278,6 +284,7 @@ def setup(app):
         app.add_directive(name, directive)
     app.connect("builder-inited", static_paths)
     app.connect("env-get-outdated", outdated)
+    app.connect("doctree-read", join_han_lines)
     app.connect("html-page-context", page_scripts, priority=990)
     app.connect("build-finished", write_search_text)
     return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

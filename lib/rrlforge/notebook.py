@@ -106,7 +106,7 @@ def _show_lines(path, first, lines):
     rows = "\n".join(f'<span class="linenos">{n:>{width}}</span>{row}'
                      for n, row in enumerate(code.split("\n")[:len(lines)], first))
     where = f"{path} · 第 {first}–{last} 行"
-    plain = "\n".join([f"{path}:{first}-{last}", *(f"{n:>{width}}  {x}" for n, x in enumerate(lines, first))])
+    plain = "\n".join([f"{path}:{first}-{last}", *(f"{n:>{width}}  {x}".rstrip() for n, x in enumerate(lines, first))])
     _show(f'<figure class="rf-source"><figcaption>{html.escape(where)}</figcaption>'
           f'<div class="highlight"><pre tabindex="0">{rows}</pre></div></figure>', plain)
 
