@@ -1,0 +1,86 @@
+"""How each record of the book is measured: `rrlforge record NAME` runs its recipe and writes book/records/NAME.json.
+
+RRLFORGE_RUNS names the folder that keeps the runs behind the records (default runs/); a finished run found
+there is read, not repeated.
+"""
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rrlforge import config, forge, records, report, runs
+from rrlforge.errors import ForgeError
+
+SERIES = ("reward", "accuracy", "entropy", "kl", "length", "truncated", "grad_norm", "flat_groups", "clip_share", "mismatch",
+          "rollout_s", "train_s", "sync_s", "step_s", "tokens", "memory_gib")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    about: str
+    measure: Callable[[str], dict]
+
+
+def run_or_read(name: str, cfg: config.GRPOConfig) -> Path:
+    """Train into RRLFORGE_RUNS/name; a run that is there is resumed, a finished one only read."""
+    folder = Path(os.environ.get("RRLFORGE_RUNS", "runs")) / name
+    if not (folder / "model").exists():
+        forge.train(cfg, folder, resume=(folder / "config.json").exists())
+    return folder
+
+
+def training_record(name: str, settings: dict, seeds: tuple[int, ...]) -> dict:
+    """One record of a training: figures over the seeds, series of every seed."""
+    figures, series = {"seeds": list(seeds)}, {}
+    cfg = config.from_dict(settings)
+    for seed in seeds:
+        cfg = config.from_dict({**settings, "seed": seed})
+        folder = run_or_read(f"{name}-seed{seed}", cfg)
+        metrics, evals = runs.load_metrics(folder), report.load_evals(folder)
+        for key in SERIES:
+            series[f"{key}/{seed}"] = [None if m.get(key) is None else round(m[key], 5) for m in metrics]
+        for kind in ("greedy", "sampled"):
+            series[f"eval_{kind}/{seed}"] = [{"step": e["step"], **{k: round(v, 5) for k, v in e[kind].items()}} for e in evals]
+    for kind in ("greedy", "sampled"):
+        for end, place in (("before", 0), ("after", -1)):
+            values = [series[f"eval_{kind}/{s}"][place]["accuracy"] for s in seeds if series[f"eval_{kind}/{s}"]]
+            figures[f"{kind}_{end}"] = values
+    step_s = [x for s in seeds for x in series[f"step_s/{s}"]]
+    figures["step_s_median"] = statistics.median(step_s)
+    figures["run_s"] = [sum(series[f"step_s/{s}"]) for s in seeds]
+    figures["memory_gib_max"] = max(x for s in seeds for x in series[f"memory_gib/{s}"])
+    cap = f"{cfg.memory_cap_gib:g} GiB" if torch.cuda.is_available() and cfg.memory_cap_gib else ""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in settings.items() if k not in ("model", "data"))
+    model = cfg.model if cfg.model == "tiny" else os.environ.get("RRLFORGE_MODEL_LABEL", Path(cfg.model).name)
+    command = f"rrlforge train --model {Path(cfg.model).name} {options} --seed {'|'.join(map(str, seeds))}"
+    return {"figures": figures, "series": series, "origin": records.origin(device, model, cfg.task_name, command, cap)}
+
+
+def tiny(name: str) -> dict:
+    return training_record(name, dict(model="tiny"), (0, 1, 2))
+
+
+def gsm8k(name: str) -> dict:
+    model = os.environ.get("RRLFORGE_MODEL", "Qwen/Qwen3-0.6B")
+    seeds = tuple(int(s) for s in os.environ.get("RRLFORGE_SEEDS", "0").split(","))
+    settings = {**config.PRESETS["gsm8k"], "model": model, "data": os.environ.get("RRLFORGE_GSM8K", "")}
+    return training_record(name, settings, seeds)
+
+
+RECIPES: dict[str, Recipe] = {
+    "train/tiny": Recipe("tiny on a CPU, three seeds: reward, held-out accuracy, time (about 6 minutes)", tiny),
+    "train/gsm8k-forge": Recipe("GRPO on GSM8K on one GPU (RRLFORGE_MODEL, RRLFORGE_SEEDS choose the model and the seeds)", gsm8k),
+}
+
+
+def run(name: str) -> str:
+    """Measure record `name` and save it; returns its path. `ForgeError` names the known records."""
+    if name not in RECIPES:
+        raise ForgeError(f"no recipe for record {name!r}: known are {', '.join(RECIPES)}")
+    return str(records.save(name, RECIPES[name].measure(name)))

@@ -1,0 +1,149 @@
+"""A run's folder: locks, checkpoints, cut lines, and going on after kill -9 with the same losses."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from toy import toy_model
+
+from rrlforge.config import GRPOConfig
+from rrlforge.errors import ForgeError
+from rrlforge.runs import Run, load_config, load_metrics, read_lines, write_json
+
+
+def trained(seed=0):
+    model = toy_model(seed, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        model(input_ids=torch.tensor([[3, 4, 5]])).logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_a_checkpoint_restores_weights_and_optimiser_exactly(tmp_path):
+    model, optimizer = trained()
+    Run(tmp_path / "r", GRPOConfig()).save(3, model, optimizer)
+    other = toy_model(5, dtype=torch.float32)
+    empty = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    assert Run(tmp_path / "r", GRPOConfig(), resume=True).restore(other, empty) == 3
+    for (m, o) in ((model, optimizer), (other, empty)):  # the next step must be the same too
+        m(input_ids=torch.tensor([[6, 7, 8]])).logits.square().mean().backward()
+        o.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+def test_only_the_last_two_checkpoints_stay_and_the_newest_is_loaded(tmp_path):
+    model, optimizer = trained()
+    run = Run(tmp_path / "r", GRPOConfig())
+    for step in (10, 20, 30):
+        run.save(step, model, optimizer)
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step-000020", "step-000030"]
+    assert run.restore(model, optimizer) == 30
+
+
+def test_a_half_written_checkpoint_is_not_seen(tmp_path):
+    model, optimizer = trained()
+    run = Run(tmp_path / "r", GRPOConfig())
+    run.save(10, model, optimizer)
+    half = tmp_path / "r" / "checkpoints" / ".step-000020.part"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    assert run.restore(model, optimizer) == 10
+
+
+def test_a_corrupted_checkpoint_is_named_and_nothing_is_overwritten(tmp_path):
+    model, optimizer = trained()
+    run = Run(tmp_path / "r", GRPOConfig())
+    run.save(10, model, optimizer)
+    file = tmp_path / "r" / "checkpoints" / "step-000010" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ForgeError, match="step-000010 cannot be read"):
+        run.restore(model, optimizer)
+    assert file.exists()
+
+
+def test_a_folder_with_a_run_is_refused_and_a_second_process_too(tmp_path):
+    run = Run(tmp_path / "r", GRPOConfig())
+    with pytest.raises(ForgeError, match="already holds a run"):
+        Run(tmp_path / "r", GRPOConfig())
+    with pytest.raises(ForgeError, match="in use by another process"):
+        Run(tmp_path / "r", GRPOConfig(), resume=True)
+    run.close()
+    Run(tmp_path / "r", GRPOConfig(), resume=True)
+
+
+def test_resuming_nothing_or_with_other_settings_is_refused(tmp_path):
+    with pytest.raises(ForgeError, match="holds no run to resume"):
+        Run(tmp_path / "none", GRPOConfig(), resume=True)
+    Run(tmp_path / "r", GRPOConfig(lr=1e-4)).close()
+    with pytest.raises(ForgeError, match="started with lr=0.0001, not 0.1"):
+        Run(tmp_path / "r", GRPOConfig(lr=0.1), resume=True)
+    Run(tmp_path / "r", GRPOConfig(lr=1e-4, eval_problems=4), resume=True)
+    assert load_config(tmp_path / "r").lr == 1e-4
+
+
+def test_lines_after_the_checkpoint_are_cut_and_a_torn_last_line_is_left_out(tmp_path):
+    model, optimizer = trained()
+    run = Run(tmp_path / "r", GRPOConfig())
+    for step in range(5):
+        run.append("metrics", {"step": step, "loss": float("nan")})
+    run.append("eval", {"step": 0})
+    run.append("eval", {"step": 3})
+    run.append("eval", {"step": 5})
+    with (tmp_path / "r" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert [m["step"] for m in load_metrics(tmp_path / "r")] == [0, 1, 2, 3, 4]
+    run.save(3, model, optimizer)
+    run.restore(model, optimizer)
+    assert load_metrics(tmp_path / "r") == [{"step": s, "loss": None} for s in range(3)]
+    assert [e["step"] for e in read_lines(tmp_path / "r" / "eval.jsonl")] == [0, 3]
+
+
+def test_a_broken_line_in_the_middle_is_named_with_its_number(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
+    with pytest.raises(ForgeError, match=r"m.jsonl:2: not JSON"):
+        read_lines(path)
+
+
+def test_json_is_written_beside_and_renamed(tmp_path, monkeypatch):
+    write_json(tmp_path / "a.json", {"x": 1})
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError):
+        write_json(tmp_path / "a.json", {"x": 2})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+SETTINGS = ["--steps", "9", "--prompts-per-step", "4", "--group-size", "4", "--eval-problems", "8", "--checkpoint-every", "3",
+            "--eval-every", "3", "--max-new-tokens", "24"]
+
+
+def start(folder, *more):
+    return subprocess.Popen([sys.executable, "-m", "rrlforge.cli", "train", "--out", str(folder), *SETTINGS, *more],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_resumes_to_the_losses_of_an_unbroken_one(tmp_path):
+    whole = start(tmp_path / "whole")
+    assert whole.wait(300) == 0, whole.stdout.read()
+    broken = start(tmp_path / "broken")
+    for step in (4, 7):
+        deadline = time.time() + 200
+        while len(load_metrics(tmp_path / "broken")) < step and time.time() < deadline and broken.poll() is None:
+            time.sleep(0.02)
+        broken.send_signal(signal.SIGKILL)
+        broken.wait()
+        broken = start(tmp_path / "broken", "--resume")
+    assert broken.wait(300) == 0, broken.stdout.read()
+    timing = {"rollout_s", "train_s", "sync_s", "step_s", "rollout_tokens_per_s", "memory_gib"}
+    clean = [[{k: v for k, v in m.items() if k not in timing} for m in load_metrics(tmp_path / name)] for name in ("whole", "broken")]
+    assert len(clean[0]) == 9
+    assert clean[0] == clean[1]
+    evals = [[(e["step"], e["greedy"]["accuracy"]) for e in read_lines(tmp_path / name / "eval.jsonl")] for name in ("whole", "broken")]
+    assert evals[0] == evals[1] and [s for s, _ in evals[0]] == [0, 3, 6, 9]
