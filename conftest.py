@@ -3,6 +3,7 @@
 `pytest --nbval chapters` runs each cell in the lesson's own folder and compares what it prints with the page that a
 reader sees. Without --nbval nothing here acts.
 """
+
 from pathlib import Path
 
 import jupytext
@@ -22,7 +23,9 @@ class Lesson(IPyNbFile):
         notebook = jupytext.read(self.path)
         built = ROOT / "_build" / "jupyter_execute" / self.path.relative_to(ROOT).with_suffix(".ipynb")
         if not built.is_file():
-            raise pytest.UsageError(f"{built} is absent: run `make book` first, its outputs are the reference")
+            raise pytest.UsageError(
+                f"{built} is absent: run `make book` first, its outputs are the reference"
+            )
         reference = nbformat.read(built, 4)
         if [c.source for c in code_cells(notebook)] != [c.source for c in code_cells(reference)]:
             raise pytest.UsageError(f"{self.path} is newer than its build: run `make book` first")
@@ -47,6 +50,7 @@ def pytest_collection_modifyitems(config, items):
     if not marked:
         return
     import torch
+
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

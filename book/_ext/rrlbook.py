@@ -1,5 +1,6 @@
 """The book's Sphinx extension: Chinese search, an execution cache keyed on the library, local assets, and
 directives that print the course from book/course.yaml."""
+
 import ast
 import hashlib
 import json
@@ -46,7 +47,7 @@ class ChineseBigrams(SearchLanguage):
         out = []
         for match in self._pattern.finditer(text):
             han = match[1]
-            out += [match[2]] if han is None else [*han, *(han[i:i + 2] for i in range(len(han) - 1))]
+            out += [match[2]] if han is None else [*han, *(han[i : i + 2] for i in range(len(han) - 1))]
         return out
 
     def stem(self, word):
@@ -96,13 +97,20 @@ def files_of(source):
 def reach_hash(source):
     """Hash of the files that a lesson's code reaches and of the versions that it runs on."""
     parts = [(str(f.relative_to(ROOT)), hashlib.sha256(f.read_bytes()).hexdigest()) for f in files_of(source)]
-    pins = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"].lower() in PINS}
-    return hashlib.sha256(json.dumps([sorted(parts), sorted(pins.items()), sys.version_info[:2]]).encode()).hexdigest()
+    pins = {
+        d.metadata["Name"].lower(): d.version
+        for d in metadata.distributions()
+        if d.metadata["Name"].lower() in PINS
+    }
+    return hashlib.sha256(
+        json.dumps([sorted(parts), sorted(pins.items()), sys.version_info[:2]]).encode()
+    ).hexdigest()
 
 
 def key_cache_on_library():
     """Make jupyter-cache's key depend on the library, not on the cells and the kernel alone."""
     from jupyter_cache.cache.main import JupyterCacheBase
+
     original = JupyterCacheBase.create_hashed_notebook
     if hasattr(original, "of_the_book"):
         return
@@ -121,6 +129,7 @@ def notebook_code(path):
     from myst_nb.core.config import NbParserConfig
     from myst_nb.core.read import create_nb_reader
     from myst_parser.config.main import MdParserConfig
+
     text = path.read_text("utf8")
     reader = create_nb_reader(str(path), MdParserConfig(), NbParserConfig(), text)
     if reader is None:
@@ -131,7 +140,11 @@ def notebook_code(path):
 def outdated(app, env, added, changed, removed):
     """Read a page again when the library under it has changed; every page when the course or its pages have."""
     course = (ROOT / "book" / "course.yaml").read_text("utf8")
-    new = {doc: reach_hash(code) for doc in env.found_docs if (code := notebook_code(Path(env.doc2path(doc)))) is not None}
+    new = {
+        doc: reach_hash(code)
+        for doc in env.found_docs
+        if (code := notebook_code(Path(env.doc2path(doc)))) is not None
+    }
     old, env.rrlforge_reach = getattr(env, "rrlforge_reach", {}), new
     before, env.rrlforge_course = getattr(env, "rrlforge_course", None), (course, frozenset(env.found_docs))
     if before is not None and before != env.rrlforge_course:
@@ -145,8 +158,16 @@ def lesson_link(lesson, text):
     doc = chapter_doc(lesson, ROOT)
     if doc is None:
         return nodes.inline("", text, classes=["rf-title"])
-    link = addnodes.pending_xref("", nodes.inline("", text, classes=["rf-title"]), refdoc="", refdomain="std",
-                                 reftype="doc", refexplicit=True, reftarget=f"/{doc}", refwarn=True)
+    link = addnodes.pending_xref(
+        "",
+        nodes.inline("", text, classes=["rf-title"]),
+        refdoc="",
+        refdomain="std",
+        reftype="doc",
+        refexplicit=True,
+        reftarget=f"/{doc}",
+        refwarn=True,
+    )
     return link
 
 
@@ -172,8 +193,14 @@ def lesson_list(lessons):
 
 
 def heading(text, aside):
-    return nodes.paragraph("", "", nodes.strong("", text), nodes.Text(" "), nodes.inline("", aside, classes=["rf-minutes"]),
-                           classes=["rf-heading"])
+    return nodes.paragraph(
+        "",
+        "",
+        nodes.strong("", text),
+        nodes.Text(" "),
+        nodes.inline("", aside, classes=["rf-minutes"]),
+        classes=["rf-heading"],
+    )
 
 
 def hours(minutes):
@@ -187,8 +214,14 @@ class CourseMap(SphinxDirective):
         box = nodes.container(classes=["rf-map"])
         for stage in load_course().stages:
             minutes = sum(lesson.minutes for lesson in stage.lessons)
-            box += nodes.container("", heading(f"{stage.id} {stage.name}：{stage.topic}", f"{len(stage.lessons)} 节 · {minutes} 分钟"),
-                                   lesson_list(stage.lessons), classes=["rf-stage"])
+            box += nodes.container(
+                "",
+                heading(
+                    f"{stage.id} {stage.name}：{stage.topic}", f"{len(stage.lessons)} 节 · {minutes} 分钟"
+                ),
+                lesson_list(stage.lessons),
+                classes=["rf-stage"],
+            )
         return [box]
 
 
@@ -198,10 +231,16 @@ class CourseRoutes(SphinxDirective):
     def run(self):
         out = []
         for route in load_course().routes:
-            head = (f'<details class="rf-route rf-progress"><summary><strong>{route.name}</strong> '
-                    f'<span class="rf-minutes">{route.audience}</span> <span class="rf-minutes">{len(route.lessons)} 节 · '
-                    f'{hours(route.minutes)}</span> <span class="rf-minutes rf-count" aria-live="polite"></span></summary>')
-            out += [nodes.raw("", head, format="html"), lesson_list(route.lessons), nodes.raw("", "</details>", format="html")]
+            head = (
+                f'<details class="rf-route rf-progress"><summary><strong>{route.name}</strong> '
+                f'<span class="rf-minutes">{route.audience}</span> <span class="rf-minutes">{len(route.lessons)} 节 · '
+                f'{hours(route.minutes)}</span> <span class="rf-minutes rf-count" aria-live="polite"></span></summary>'
+            )
+            out += [
+                nodes.raw("", head, format="html"),
+                lesson_list(route.lessons),
+                nodes.raw("", "</details>", format="html"),
+            ]
         return out
 
 
@@ -238,7 +277,9 @@ def join_han_lines(app, doctree):
     """A line break between two Chinese characters is no space."""
     wide = "\u2014\u2018-\u201d\u2026\u3000-\u9fff\uff00-\uffef"
     for text in list(doctree.findall(nodes.Text)):
-        if "\n" in text and not isinstance(text.parent, (nodes.FixedTextElement, nodes.raw, nodes.math_block, nodes.math)):
+        if "\n" in text and not isinstance(
+            text.parent, (nodes.FixedTextElement, nodes.raw, nodes.math_block, nodes.math)
+        ):
             text.parent.replace(text, nodes.Text(re.sub(f"(?<=[{wide}])\n(?=[{wide}])", "", text)))
 
 
@@ -257,8 +298,10 @@ def page_scripts(app, pagename, templatename, context, doctree):
     if pagename == "search":
         app.add_js_file("search_text.js", priority=900)
         app.add_js_file("booksearch.js", priority=901)
+
     def thebe(file):
         return "thebe" in f"{getattr(file, 'filename', '')}{getattr(file, 'attributes', '')}".lower()
+
     context["script_files"] = [file for file in context.get("script_files", []) if not thebe(file)]
 
 
@@ -269,8 +312,12 @@ def write_search_text(app, exception):
     texts = {}
     for doc in sorted(app.env.found_docs):
         tree = app.env.get_doctree(doc)
-        parts = [n.astext() for n in tree.findall(nodes.TextElement)
-                 if not isinstance(n, (nodes.raw, nodes.math_block)) and not isinstance(n.parent, nodes.TextElement)]
+        parts = [
+            n.astext()
+            for n in tree.findall(nodes.TextElement)
+            if not isinstance(n, (nodes.raw, nodes.math_block))
+            and not isinstance(n.parent, nodes.TextElement)
+        ]
         texts[doc] = re.sub(r"\s+", " ", " ".join(parts))
     target = Path(app.outdir) / "_static" / "search_text.js"
     target.write_text(f"window.BOOK_TEXT={json.dumps(texts, ensure_ascii=False)};", "utf8")
@@ -279,8 +326,12 @@ def write_search_text(app, exception):
 def setup(app):
     sphinx.search.languages["zh"] = ChineseBigrams
     key_cache_on_library()
-    for name, directive in {"course-map": CourseMap, "course-routes": CourseRoutes,
-                            "lesson-meta": LessonMeta, "lesson-next": LessonNext}.items():
+    for name, directive in {
+        "course-map": CourseMap,
+        "course-routes": CourseRoutes,
+        "lesson-meta": LessonMeta,
+        "lesson-next": LessonNext,
+    }.items():
         app.add_directive(name, directive)
     app.connect("builder-inited", static_paths)
     app.connect("env-get-outdated", outdated)

@@ -3,6 +3,7 @@
 Everything that names a lesson (the table of contents, the index, route pages, page headers) derives from here.
 `python -m rrlforge.course --write` writes _toc.yml from it.
 """
+
 import argparse
 import os
 import re
@@ -107,20 +108,24 @@ def load_course(path=None):
     try:
         data = yaml.safe_load(path.read_text("utf8"))
         lessons = [Lesson(d["id"], d["minutes"], d["kind"], d["title"]) for d in data["lessons"]]
-        stages = tuple(Stage(d["id"], d["name"], d["topic"], tuple(x for x in lessons if x.stage == d["id"]))
-                       for d in data["stages"])
-        routes = tuple(Route(d["id"], d["name"], d["for"], _route_lessons(d, lessons)) for d in data["routes"])
+        stages = tuple(
+            Stage(d["id"], d["name"], d["topic"], tuple(x for x in lessons if x.stage == d["id"]))
+            for d in data["stages"]
+        )
+        check_lessons(lessons, stages, path)
+        routes = tuple(
+            Route(d["id"], d["name"], d["for"], _route_lessons(d, lessons)) for d in data["routes"]
+        )
     except OSError as error:
         raise ForgeError(f"{path}: cannot be read ({error.strerror}); restore it from git") from error
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise ForgeError(f"{path}: not a course file ({' '.join(str(error).split())})") from error
-    course = Course(stages, routes)
-    validate(course, lessons, path)
-    return course
+    check_routes(routes, path)
+    return Course(stages, routes)
 
 
-def validate(course, lessons, where="course.yaml"):
-    """Check a course against what the book promises; the first fault raises a ForgeError that names it."""
+def check_lessons(lessons, stages, where):
+    """Check the lessons against what the book promises; the first fault raises a ForgeError that names it."""
     for lesson in lessons:
         if not re.fullmatch(r"L\d-\d", lesson.id):
             raise ForgeError(f"{where}: lesson id {lesson.id!r} must look like L2-1")
@@ -129,19 +134,25 @@ def validate(course, lessons, where="course.yaml"):
         if not isinstance(lesson.minutes, int) or lesson.minutes <= 0:
             raise ForgeError(f"{where}: {lesson.id} has minutes {lesson.minutes!r}; use a positive integer")
     ids = [lesson.id for lesson in lessons]
-    if ids != [lesson.id for lesson in course.lessons]:
+    if ids != [lesson.id for stage in stages for lesson in stage.lessons]:
         raise ForgeError(f"{where}: lessons must be grouped by stage, each in a stage that is listed")
     if len(set(ids)) != LESSON_COUNT or len(ids) != LESSON_COUNT:
-        raise ForgeError(f"{where}: {len(ids)} lessons, {len(set(ids))} different; the book has {LESSON_COUNT}")
+        raise ForgeError(
+            f"{where}: {len(ids)} lessons, {len(set(ids))} different; the book has {LESSON_COUNT}"
+        )
     if (total := sum(lesson.minutes for lesson in lessons)) != TOTAL_MINUTES:
         raise ForgeError(f"{where}: the minutes sum to {total}; the book has {TOTAL_MINUTES}")
-    for stage in course.stages:
+    for stage in stages:
         if [x.number for x in stage.lessons] != list(range(1, len(stage.lessons) + 1)):
             raise ForgeError(f"{where}: lessons of {stage.id} must be numbered 1, 2, 3 in order")
-    for route in course.routes:
+
+
+def check_routes(routes, where):
+    """Check that no route names a lesson twice and that the full route is there."""
+    for route in routes:
         if len(set(route.lessons)) != len(route.lessons):
             raise ForgeError(f"{where}: route {route.id} names a lesson twice")
-    course.route("full")
+    _pick(routes, "full", f"route in {where}")
 
 
 def chapter_path(lesson, root=None):

@@ -2,6 +2,7 @@
 
 Each shows HTML that works alike in the built book and in JupyterLab, with a plain-text fallback.
 """
+
 import html
 import importlib
 import inspect
@@ -19,12 +20,21 @@ from . import records
 from .course import find_root, load_course
 from .errors import ForgeError
 
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1",
-               "TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-               "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-               "VLLM_LOGGING_LEVEL": "ERROR"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 KINDS = ("single", "multiple", "numeric")
-ANSWER_KEYS, NUMERIC_KEYS = {"text", "right", "why"}, {"id", "kind", "question", "value", "tolerance", "why", "unit"}
+ANSWER_KEYS, NUMERIC_KEYS = (
+    {"text", "right", "why"},
+    {"id", "kind", "question", "value", "tolerance", "why", "unit"},
+)
 
 
 def setup(seed=0):
@@ -38,6 +48,7 @@ def setup(seed=0):
     import torch
 
     from .plots import use_cjk
+
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
@@ -57,7 +68,7 @@ def show_source(target, start=None, end=None):
     b = first + len(lines) - 1 if end is None else _line(end, path, first, lines, a)
     if not first <= a <= b < first + len(lines):
         raise ForgeError(f"{path}: lines {a}-{b} are not within {first}-{first + len(lines) - 1}")
-    _show_lines(path, a, lines[a - first:b - first + 1])
+    _show_lines(path, a, lines[a - first : b - first + 1])
 
 
 def _source(target):
@@ -100,15 +111,23 @@ def _show_lines(path, first, lines):
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import PythonLexer
+
     last = first + len(lines) - 1
     code = highlight("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
     width = len(str(last))
-    rows = "\n".join(f'<span class="linenos">{n:>{width}}</span>{row}'
-                     for n, row in enumerate(code.split("\n")[:len(lines)], first))
+    rows = "\n".join(
+        f'<span class="linenos">{n:>{width}}</span>{row}'
+        for n, row in enumerate(code.split("\n")[: len(lines)], first)
+    )
     where = f"{path} · 第 {first}–{last} 行"
-    plain = "\n".join([f"{path}:{first}-{last}", *(f"{n:>{width}}  {x}".rstrip() for n, x in enumerate(lines, first))])
-    _show(f'<figure class="rf-source"><figcaption>{html.escape(where)}</figcaption>'
-          f'<div class="highlight"><pre tabindex="0">{rows}</pre></div></figure>', plain)
+    plain = "\n".join(
+        [f"{path}:{first}-{last}", *(f"{n:>{width}}  {x}".rstrip() for n, x in enumerate(lines, first))]
+    )
+    _show(
+        f'<figure class="rf-source"><figcaption>{html.escape(where)}</figcaption>'
+        f'<div class="highlight"><pre tabindex="0">{rows}</pre></div></figure>',
+        plain,
+    )
 
 
 # ---------------------------------------------------------------- quiz
@@ -118,8 +137,11 @@ def quiz(lesson_id):
     ids = " ".join(f"{lesson_id}/{q['id']}" for q in questions)
     forms = "".join(_form(lesson_id, n, q) for n, q in enumerate(questions, 1))
     plain = "\n".join([f"自测 {lesson_id}", *(f"{n}. {q['question']}" for n, q in enumerate(questions, 1))])
-    _show(f'<div class="rf-quiz tex2jax_process mathjax_process" data-lesson="{html.escape(lesson_id)}" '
-          f'data-questions="{html.escape(ids)}">{forms}</div>', plain)
+    _show(
+        f'<div class="rf-quiz tex2jax_process mathjax_process" data-lesson="{html.escape(lesson_id)}" '
+        f'data-questions="{html.escape(ids)}">{forms}</div>',
+        plain,
+    )
 
 
 def load_quiz(lesson_id, path=None):
@@ -146,7 +168,9 @@ def load_quiz(lesson_id, path=None):
     try:
         questions = yaml.safe_load(path.read_text("utf8"))
     except OSError as error:
-        raise ForgeError(f"{path}: cannot be read ({error.strerror}); write the quiz of {lesson_id} there") from error
+        raise ForgeError(
+            f"{path}: cannot be read ({error.strerror}); write the quiz of {lesson_id} there"
+        ) from error
     except yaml.YAMLError as error:
         raise ForgeError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(questions, list) or not all(isinstance(q, dict) for q in questions):
@@ -208,10 +232,12 @@ def _form(lesson_id, number, q):
     name = html.escape(f"{lesson_id}/{q['id']}")
     hint = {"single": "单选", "multiple": "多选", "numeric": "填数"}[q["kind"]]
     body = _numeric(q, name) if q["kind"] == "numeric" else _choices(q, name)
-    return (f'<form class="rf-question" data-id="{name}" data-kind="{q["kind"]}"><fieldset>'
-            f'<legend><span class="rf-hint">{number} · {hint}</span> {inline(q["question"])}</legend>{body}'
-            f'<div class="rf-submit"><button type="submit">提交答案</button><output role="status"></output></div>'
-            f'</fieldset></form>')
+    return (
+        f'<form class="rf-question" data-id="{name}" data-kind="{q["kind"]}"><fieldset>'
+        f'<legend><span class="rf-hint">{number} · {hint}</span> {inline(q["question"])}</legend>{body}'
+        f'<div class="rf-submit"><button type="submit">提交答案</button><output role="status"></output></div>'
+        f"</fieldset></form>"
+    )
 
 
 def _choices(q, name):
@@ -219,21 +245,26 @@ def _choices(q, name):
     rows = "".join(
         f'<li><label><input type="{kind}" name="{name}" value="{i}" data-right="{int(a.get("right") is True)}">'
         f'<span>{inline(a["text"])}</span></label><p class="rf-why" hidden>{inline(a["why"])}</p></li>'
-        for i, a in enumerate(q["answers"]))
+        for i, a in enumerate(q["answers"])
+    )
     return f'<ol class="rf-answers">{rows}</ol>'
 
 
 def _numeric(q, name):
-    return (f'<p class="rf-number"><label>你的答案 <input type="text" inputmode="decimal" autocomplete="off" '
-            f'name="{name}" data-value="{q["value"]}" data-tolerance="{q["tolerance"]}"></label> '
-            f'{html.escape(q.get("unit", ""))}</p><p class="rf-why" hidden>{inline(q["why"])}</p>')
+    return (
+        f'<p class="rf-number"><label>你的答案 <input type="text" inputmode="decimal" autocomplete="off" '
+        f'name="{name}" data-value="{q["value"]}" data-tolerance="{q["tolerance"]}"></label> '
+        f'{html.escape(q.get("unit", ""))}</p><p class="rf-why" hidden>{inline(q["why"])}</p>'
+    )
 
 
 def inline(text):
     r"""HTML of a text: escaped, `code` as <code>, \( math \) left for MathJax."""
     parts = re.split(r"`([^`]+)`", text.strip())
-    return "".join(f"<code>{html.escape(p)}</code>" if i % 2 else html.escape(p, quote=False)
-                   for i, p in enumerate(parts))
+    return "".join(
+        f"<code>{html.escape(p)}</code>" if i % 2 else html.escape(p, quote=False)
+        for i, p in enumerate(parts)
+    )
 
 
 # ---------------------------------------------------------------- records
@@ -255,7 +286,8 @@ def _show(body, plain):
 def _lab_script():
     data = files("rrlforge") / "data"
     css = json.dumps((data / "book.css").read_text("utf8"), ensure_ascii=False)
-    style = ('if(!document.getElementById("rf-css")){const s=document.createElement("style");s.id="rf-css";'
-             f's.textContent={css};document.head.append(s);}}')
+    style = (
+        'if(!document.getElementById("rf-css")){const s=document.createElement("style");s.id="rf-css";'
+        f"s.textContent={css};document.head.append(s);}}"
+    )
     return style + (data / "book.js").read_text("utf8")
-

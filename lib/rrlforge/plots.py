@@ -1,4 +1,5 @@
 """Figures that read well on a light and on a dark page: a Chinese font, one palette, a quiet style."""
+
 from importlib.resources import as_file, files
 
 import matplotlib
@@ -15,24 +16,38 @@ def use_cjk():
     with as_file(files("rrlforge") / "data" / "fonts" / "NotoSansSC-GB2312.otf") as path:
         font_manager.fontManager.addfont(str(path))
         name = font_manager.FontProperties(fname=str(path)).get_name()
-    matplotlib.rcParams.update({
-        "font.family": "sans-serif",
-        "font.sans-serif": [name, *matplotlib.rcParamsDefault["font.sans-serif"]],
-        "axes.unicode_minus": False,
-        "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
-        "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
-        "xtick.color": INK, "ytick.color": INK,
-        "axes.spines.top": False, "axes.spines.right": False,
-        "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.8, "axes.axisbelow": True,
-        "figure.facecolor": "white", "savefig.facecolor": "white",  # a white card, also on a dark page
-        "figure.figsize": (7.2, 4.0), "figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True,
-        "legend.frameon": False, "lines.linewidth": 1.8,
-    })
+    matplotlib.rcParams.update(
+        {
+            "font.family": "sans-serif",
+            "font.sans-serif": [name, *matplotlib.rcParamsDefault["font.sans-serif"]],
+            "axes.unicode_minus": False,
+            "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
+            "axes.edgecolor": INK,
+            "axes.labelcolor": INK,
+            "text.color": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": GRID,
+            "grid.linewidth": 0.8,
+            "axes.axisbelow": True,
+            "figure.facecolor": "white",
+            "savefig.facecolor": "white",  # a white card, also on a dark page
+            "figure.figsize": (7.2, 4.0),
+            "figure.dpi": 110,
+            "savefig.dpi": 160,
+            "figure.constrained_layout.use": True,
+            "legend.frameon": False,
+            "lines.linewidth": 1.8,
+        }
+    )
 
 
 def smooth(values, window):
     """Trailing mean over at most `window` values: same length as `values`, no value from the future."""
-    return [sum(values[max(0, i + 1 - window):i + 1]) / min(i + 1, window) for i in range(len(values))]
+    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
 def curve(ax, steps, values, label=None, window=1, color=None):

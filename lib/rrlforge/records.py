@@ -6,6 +6,7 @@ A record is a dict with three keys:
   origin   {device, memory_cap, versions, model, data, command, date, commit}
 `memory_cap` is a string such as "31.4 GiB" or "" (no cap); `versions` maps package to version.
 """
+
 import json
 import os
 import platform
@@ -49,15 +50,25 @@ def load(name, folder=None):
     except FileNotFoundError:
         raise ForgeError(f"{path}: no such record; measure it with `rrlforge record {name}`") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not JSON ({error}); measure it anew with `rrlforge record {name}`") from error
+        raise ForgeError(
+            f"{path}: not JSON ({error}); measure it anew with `rrlforge record {name}`"
+        ) from error
     _check(record, path)
     return record
 
 
 def origin(device, model, data, command, memory_cap=""):
     """The origin of a measurement made now: adds versions, date (ISO) and commit to what the caller knows."""
-    return {"device": device or cpu_name(), "memory_cap": memory_cap, "versions": versions(), "model": model,
-            "data": data, "command": command, "date": date.today().isoformat(), "commit": commit()}
+    return {
+        "device": device or cpu_name(),
+        "memory_cap": memory_cap,
+        "versions": versions(),
+        "model": model,
+        "data": data,
+        "command": command,
+        "date": date.today().isoformat(),
+        "commit": commit(),
+    }
 
 
 def versions():
@@ -82,8 +93,10 @@ def cpu_name():
 
 def commit():
     """The repository's commit, with "+" when the working tree differs; "" outside a git checkout."""
+
     def git(*args):
         return subprocess.run(["git", "-C", str(find_root()), *args], capture_output=True, text=True)
+
     head = git("rev-parse", "--short=12", "HEAD")
     if head.returncode:
         return ""
@@ -95,8 +108,15 @@ def origin_line(record):
     o = record["origin"]
     packages = "、".join(f"{k} {v}" for k, v in o["versions"].items())
     device = f"{o['device']}（显存上限 {o['memory_cap']}）" if o["memory_cap"] else o["device"]
-    parts = [f"设备 {device}", f"模型 {o['model']}", f"数据 {o['data']}", f"版本 {packages}",
-             f"日期 {o['date']}", f"提交 {o['commit'] or '无'}", f"命令 {o['command']}"]
+    parts = [
+        f"设备 {device}",
+        f"模型 {o['model']}",
+        f"数据 {o['data']}",
+        f"版本 {packages}",
+        f"日期 {o['date']}",
+        f"提交 {o['commit'] or '无'}",
+        f"命令 {o['command']}",
+    ]
     return "实测记录：" + "；".join(parts) + "。"
 
 
