@@ -1,0 +1,85 @@
+r"""Rewards: TRL's call shape, the format rule, weights, and completions of every sort."""
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rrlforge.errors import ForgeError
+from rrlforge.rewards import REWARDS, correctness, format_reward, score
+
+ODD = [None, b"\\boxed{18}", [], {}, 18, float("nan"), [None], [[]], [{}],
+       [{"role": "assistant", "content": None}], "", "\ud800", "\0",
+       "9" * 10**6, "\\boxed{" * 10**5, "{" * 10**5, object()]
+
+
+def test_correctness_is_one_or_zero_row_by_row():
+    completions = ["\\boxed{18}", "#### 3", "18", "\\boxed{18"]
+    assert correctness(completions, ["18", "-3", "18.0", "18"]) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_trl_call_shape_with_conversations_and_extra_columns():
+    conversations = [[{"role": "assistant", "content": "\\boxed{18}"}],
+                     [{"role": "assistant", "content": "\\boxed{18}"}, {"role": "tool", "content": "9"},
+                      {"role": "assistant", "content": "\\boxed{19}"}]]
+    call = dict(prompts=["p", "p"], completions=conversations, completion_ids=[[1], [2]],
+                golds=["18", "18"], question=["q", "q"], trainer_state=None, log_extra=None, log_metric=None)
+    assert correctness(**call) == [1.0, 0.0]
+    assert format_reward(**call) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("text", "reward"), [
+    ("9 * 2 = 18\n\\boxed{18}", 1.0), ("So $\\boxed{18}$.", 1.0), ("**\\boxed{18}**\n", 1.0),
+    ("\\[ \\boxed{18} \\]", 1.0), ("答案是 \\boxed{18}。", 1.0),
+    ("<think>\\boxed{20}</think>\\boxed{18}", 1.0), ("\\boxed{\\text{eggs}}", 1.0),
+    ("18", 0.0), ("", 0.0), ("\\boxed{18", 0.0), ("\\boxed{}", 0.0), ("\\boxed{ }", 0.0),
+    ("\\boxed{18} eggs", 0.0), ("\\boxed{12} \\boxed{15}", 0.0),
+    ("\\boxed{\\boxed{5}}", 0.0), ("<think>\\boxed{18}", 0.0), ("<think>\\boxed{18}</think>", 0.0),
+    ("\\boxed{12} then \\boxed{15", 0.0),
+])
+def test_format_is_one_box_that_closes_the_answer(text, reward):
+    assert format_reward([text]) == [reward]
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("i", range(len(ODD)))
+def test_no_completion_makes_a_reward_raise(name, i):
+    assert REWARDS[name](completions=[ODD[i]], golds=["18"]) == [0.0]
+
+
+KEYS = st.sampled_from(["role", "content"])
+ANYTHING = st.recursive(st.none() | st.booleans() | st.floats() | st.binary() | st.text(),
+                        lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
+
+
+@settings(deadline=None)
+@given(st.lists(ANYTHING, max_size=5), st.text())
+def test_rewards_are_finite_for_anything(completions, gold):
+    totals, parts = score(completions, [gold] * len(completions), {"correct": 1.0, "format": 0.2})
+    assert len(totals) == len(completions) == len(parts["correct"]) == len(parts["format"])
+    assert all(type(r) is float and math.isfinite(r) for r in totals + parts["correct"] + parts["format"])
+
+
+def test_score_weighs_the_parts_and_returns_them_unweighted():
+    completions = ["\\boxed{18}", "18", "\\boxed{3}", "no"]
+    totals, parts = score(completions, ["18"] * 4, {"correct": 1.0, "format": 0.25})
+    assert totals == [1.25, 1.0, 0.25, 0.0]
+    assert parts == {"correct": [1.0, 1.0, 0.0, 0.0], "format": [1.0, 0.0, 1.0, 0.0]}
+
+
+def test_no_completions_give_no_rewards():
+    assert score([], [], {"correct": 1}) == ([], {"correct": []})
+
+
+@pytest.mark.parametrize(("golds", "weights", "message"), [
+    (["18"], {"corect": 1.0}, "unknown reward 'corect': did you mean correct"),
+    (["18"], {"formatting": 1.0}, "did you mean format"),
+    (["18"], {}, "no reward named"),
+    (["18"], {"correct": math.nan}, "finite"),
+    (["18", "19"], {"correct": 1.0}, "1 completions but 2 golds"),
+    ([18], {"correct": 1.0}, r"golds\[0\] is int"),
+])
+def test_a_wrong_call_is_refused_in_one_line(golds, weights, message):
+    with pytest.raises(ForgeError, match=message) as refusal:
+        score(["18"], golds, weights)
+    assert "\n" not in str(refusal.value)
