@@ -69,7 +69,8 @@ def modules_of(source):
             found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= set(re.findall(r"\brrlforge\.\w+", node.value))
-    return {name for name in found if name.split(".")[0] == "rrlforge"}
+    found = {name for name in found if name.split(".")[0] == "rrlforge"}
+    return found | {"rrlforge"} if found else found
 
 
 def files_of(source):
@@ -305,6 +306,15 @@ def page_scripts(app, pagename, templatename, context, doctree):
     context["script_files"] = [file for file in context.get("script_files", []) if not thebe(file)]
 
 
+def drop_stale_pages(app, exception):
+    """A lesson that was renamed leaves no page behind."""
+    if exception or app.builder.format != "html":
+        return
+    for page in Path(app.outdir, "chapters").rglob("*.html"):
+        if page.relative_to(app.outdir).with_suffix("").as_posix() not in app.env.found_docs:
+            page.unlink()
+
+
 def write_search_text(app, exception):
     """_static/search_text.js: each page's text, because file:// forbids the theme's own fetch of the page."""
     if exception or app.builder.format != "html":
@@ -337,5 +347,6 @@ def setup(app):
     app.connect("env-get-outdated", outdated)
     app.connect("doctree-read", join_han_lines)
     app.connect("html-page-context", page_scripts, priority=990)
+    app.connect("build-finished", drop_stale_pages)
     app.connect("build-finished", write_search_text)
     return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

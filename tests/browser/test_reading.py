@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -45,20 +46,7 @@ def test_dark_page_shows_light_text_on_dark(page, html, reader):
     assert faint == [], f"text under 3:1 contrast: {faint}"
 
 
-CONTRAST = """() => {
-  const lum = (c) => { const v = c.slice(0, 3).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; });
-    return .2126 * v[0] + .7152 * v[1] + .0722 * v[2]; };
-  const rgba = (s) => { const m = s.match(/^rgba?\\(([^)]+)\\)/); return m ? m[1].split(/[ ,/]+/).map(Number) : null; };
-  const ground = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
-    if (c && (c[3] === undefined || c[3] > .5)) return c; } return [255, 255, 255]; };
-  const out = [];
-  for (const e of document.querySelectorAll("article p, article li, article pre, article legend, article label, article button, article figcaption, article td, article th")) {
-    if (!e.innerText || !e.innerText.trim() || !e.checkVisibility()) continue;
-    const a = lum(rgba(getComputedStyle(e).color)), b = lum(ground(e));
-    if ((Math.max(a, b) + .05) / (Math.min(a, b) + .05) < 3) out.push(e.innerText.trim().slice(0, 40));
-  }
-  return out;
-}"""
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf8")
 
 
 def results(page):
