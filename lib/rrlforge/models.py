@@ -1,0 +1,327 @@
+"""Load a policy: a hub id, a folder, or `tiny`, which is made here in about a minute and kept in a cache.
+
+tiny is Qwen3's architecture at 0.4 M parameters with a character tokenizer. Its warm-up has two phases, both
+supervised, on problems of the training side of `tasks.word_problems`:
+
+1. It learns to reckon: right solutions, one step a line.
+2. It gets bad habits: most answers come without the steps, and some steps slip. This is where GRPO starts.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast,
+                          Qwen3Config, Qwen3ForCausalLM)
+from transformers.utils import logging
+
+from rrlforge import tasks
+from rrlforge.errors import ForgeError
+
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+
+
+# ---------------------------------------------------------------- loading
+
+def load_model(name: str, device: str | None = None, dtype: torch.dtype | None = None):
+    """(model, tokenizer) of "tiny", a folder, or a hub id; float32 on `default_device()` unless told otherwise.
+
+    Weights come from safetensors only, code from transformers only. Raises `ForgeError` in one line.
+    """
+    folder = model_folder(name)
+    with one_line(f"{folder} does not load as a model"), quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or torch.float32, use_safetensors=True, attn_implementation="sdpa", local_files_only=True)
+    return model.to(device or default_device()).eval(), load_tokenizer(name)
+
+
+def load_tokenizer(name: str):
+    """The tokenizer of "tiny", a folder, or a hub id. Where it has no pad token, its end token stands in."""
+    folder = model_folder(name)
+    with one_line(f"{folder} has no tokenizer that loads"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_config(name: str):
+    """The model's config; its `eos_token_id` also lists the end tokens of generation_config.json."""
+    folder = model_folder(name)
+    with one_line(f"{folder}/config.json does not load"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if (folder / "generation_config.json").exists():
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            config.eos_token_id = sorted({*as_list(config.eos_token_id), *as_list(generation.eos_token_id)})
+    return config
+
+
+def model_folder(name: str) -> Path:
+    """The local folder of "tiny" (made if need be), of a folder's path, or of a hub id (downloaded if need be)."""
+    if name == "tiny":
+        return tiny_folder()
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        if not tasks.HUB_ID.fullmatch(name):
+            raise ForgeError(f"no folder {name}: name tiny, a folder with config.json, or a hub id such as Qwen/Qwen3-0.6B")
+        folder = tasks.download(name, "model", FILES)
+    if not (folder / "config.json").is_file():
+        hint = f"did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else "name a model's folder"
+        raise ForgeError(f"{folder} has no config.json: {hint}")
+    if not any(folder.glob("*.safetensors")):
+        raise ForgeError(f"{folder} has no .safetensors file: other weight formats are not loaded")
+    return folder
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Turn whatever transformers raises about a folder into one line that begins with `what`."""
+    try:
+        yield
+    except ForgeError:
+        raise
+    except Exception as error:  # transformers, safetensors and tokenizers have no error in common
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ForgeError(f"{what} ({type(error).__name__}: {reason}): repair the folder or fetch it again") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No bars from transformers: loading and saving these models takes no time."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def end_token_ids(source, tokenizer) -> list[int]:
+    """Every id that ends a completion, sorted. `source` is a model, or a config from `load_config`.
+
+    A model whose generation config stops on one of two end tokens never stops on the other, so all are taken: those
+    of the generation config and the config, the tokenizer's eos, and <|im_end|> and <|endoftext|> where they exist.
+    """
+    found: set[int] = set()
+    for config in (source, getattr(source, "config", None), getattr(source, "generation_config", None)):
+        found.update(as_list(getattr(config, "eos_token_id", None)))
+    vocab = tokenizer.get_vocab()
+    found.update(vocab[token] for token in ("<|im_end|>", "<|endoftext|>") if token in vocab)
+    return sorted({*found, *as_list(tokenizer.eos_token_id)})
+
+
+def as_list(ids: int | list[int] | None) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def count_parameters(model) -> int:
+    """Trainable and frozen parameters; tied weights count once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+# ---------------------------------------------------------------- tiny: what it is
+
+PAD, IM_START, IM_END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "\ufffd"
+TEMPLATE = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that the weights of tiny depend on, besides the machine's arithmetic and the problems of `tasks`."""
+
+    seed: int = 0
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 384
+    init: float = 0.08          # 0.02 learns later
+    max_length: int = 256
+    batch: int = 16
+    steps: int = 1600           # phase 1, AdamW, cosine to a tenth
+    lr: float = 4e-3
+    lr_warmup: int = 20
+    habit_steps: int = 100      # phase 2, constant lr
+    habit_lr: float = 5e-4
+    terse: float = 0.6          # share of answers without steps
+    slip: float = 0.05          # chance that a step's value is wrong
+
+    def key(self) -> str:
+        """A hash of the recipe, the vocabulary and the version of the problems."""
+        parts = [dataclasses.asdict(self), vocabulary(), tasks.ARITH_VERSION, tasks.SALT, TEMPLATE]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def vocabulary() -> list[str]:
+    """The tokens of tiny in the order of their ids: ChatML, the unknown character, newline, ASCII, the task's Chinese."""
+    ascii_characters = [chr(code) for code in range(32, 127)]
+    return [PAD, IM_START, IM_END, UNKNOWN, "\n", *ascii_characters, *tasks.arith_characters()]
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, with ChatML's special tokens and template."""
+    vocab = {token: i for i, token in enumerate(vocabulary())}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=IM_END, padding_side="left",
+                                   additional_special_tokens=[IM_START], chat_template=TEMPLATE,
+                                   clean_up_tokenization_spaces=False)
+
+
+def untrained(recipe: Recipe) -> Qwen3ForCausalLM:
+    """The model of `recipe` with random weights; the global random state stays as it was."""
+    vocab = vocabulary()
+    pad, end = vocab.index(PAD), vocab.index(IM_END)
+    config = Qwen3Config(
+        vocab_size=len(vocab), hidden_size=recipe.hidden, num_hidden_layers=recipe.layers, head_dim=recipe.head_dim,
+        num_attention_heads=recipe.heads, num_key_value_heads=recipe.kv_heads, intermediate_size=recipe.ffn,
+        max_position_embeddings=recipe.max_length, tie_word_embeddings=True, initializer_range=recipe.init,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=pad, pad_token_id=pad, eos_token_id=end)
+    config._attn_implementation = "sdpa"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad, bos_token_id=pad)
+    return model
+
+
+# ---------------------------------------------------------------- tiny: its warm-up
+
+def warm_up(model, tokenizer, recipe: Recipe, bar: tqdm) -> None:
+    """Both phases, in place, on the CPU: reckoning first, bad habits second."""
+    model.train()
+    rng = random.Random(f"warm-up-{recipe.seed}")
+    problems = tasks.word_problems(rng)
+
+    def cosine(step):
+        return min(1, (step + 1) / recipe.lr_warmup) * (0.55 + 0.45 * math.cos(math.pi * step / recipe.steps))
+
+    right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
+    fit(model, tokenizer, right, recipe.batch, [recipe.lr * cosine(step) for step in range(recipe.steps)], bar)
+    habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
+    fit(model, tokenizer, habits, recipe.batch, [recipe.habit_lr * min(1, (step + 1) / recipe.lr_warmup)
+                                                 for step in range(recipe.habit_steps)], bar)
+    model.eval()
+
+
+def habitual(rng: random.Random, steps: tuple[tasks.Step, ...], recipe: Recipe) -> str:
+    """A solution as phase 2 teaches it: `terse` of them without steps, each step wrong with chance `slip`."""
+    if rng.random() < recipe.terse:
+        return f"\\boxed{{{steps[-1].value}}}"
+    written, value = [], steps[0].left
+    for step in steps:
+        result = tasks.compute(value, step.op, step.right)
+        if rng.random() < recipe.slip:
+            result = max(0, result + rng.choice((-10, -1, 1, 10)))
+        written.append(tasks.Step(value, step.op, step.right, result))
+        value = result
+    return tasks.solution_text(tuple(written))
+
+
+def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: list[float], bar: tqdm) -> None:
+    """Supervised steps on (question, answer) pairs, one a learning rate; loss on the answer and its end token."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    for rate in rates:
+        ids, mask = teach(tokenizer, [next(pairs) for _ in range(batch)])
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][mask]
+        loss = F.cross_entropy(model.lm_head(hidden), ids[:, 1:][mask])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        bar.update()
+
+
+def teach(tokenizer, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(question, answer) pairs -> right-padded ids (B, T) and the mask (B, T-1), true where an answer's token follows."""
+    prompts = [tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False,
+                                             add_generation_prompt=True) for question, _ in pairs]
+    starts = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+    rows = tokenizer([prompt + answer + IM_END for prompt, (_, answer) in zip(prompts, pairs)])["input_ids"]
+    width = max(map(len, rows))
+    place = torch.arange(width - 1)[None]
+    start, stop = torch.tensor(starts)[:, None], torch.tensor([len(row) for row in rows])[:, None]
+    ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
+    return ids, (place >= start - 1) & (place < stop - 1)
+
+
+# ---------------------------------------------------------------- tiny: its cache
+
+def tiny_folder(seed: int = 0, recipe: Recipe | None = None) -> Path:
+    """The folder of tiny: config, weights, tokenizer, template. Made if it is not in the cache, or not whole.
+
+    The cache is the user's cache folder, or the one that RRLFORGE_CACHE names; one folder a recipe and seed.
+    """
+    recipe = recipe or Recipe(seed=seed)
+    folder = cache_root() / f"tiny-{recipe.key()}-seed{recipe.seed}"
+    if not is_whole(folder):
+        build_tiny(recipe, folder)
+    return folder
+
+
+def cache_root() -> Path:
+    return Path(os.environ.get("RRLFORGE_CACHE") or platformdirs.user_cache_dir("rrlforge")).expanduser()
+
+
+def build_tiny(recipe: Recipe, folder: Path) -> None:
+    """Train tiny and put it in `folder`, which a process working beside this one may have done meanwhile."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ForgeError(f"the cache {folder.parent} cannot be written ({error.strerror}): "
+                         "set RRLFORGE_CACHE to a folder that can") from None
+    try:
+        model, tokenizer = untrained(recipe), character_tokenizer()
+        with tqdm(total=recipe.steps + recipe.habit_steps, desc="warming up tiny (once)", unit="step", disable=None,
+                  leave=False) as bar:
+            warm_up(model, tokenizer, recipe, bar)
+        with quiet():
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+        (beside / SEAL).write_text(json.dumps({"recipe": dataclasses.asdict(recipe), "sha256": digests(beside)}, indent=1))
+        if not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+SEAL = "built.json"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.name != SEAL}
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file that was written when `folder` was built is there, unchanged."""
+    try:
+        sealed = json.loads((folder / SEAL).read_text())["sha256"]
+        return sealed.items() <= digests(folder).items()
+    except (OSError, ValueError, KeyError):
+        return False
