@@ -1,7 +1,7 @@
-"""nbval on the lessons themselves: a lesson's .md is the notebook, its reference outputs are the last build's.
+"""nbval on the lessons: a lesson's .md is the notebook, the last build holds its reference outputs.
 
-`pytest --nbval chapters` runs each cell in the lesson's own folder and compares what it prints with the page that a
-reader sees. Without --nbval nothing here acts.
+`pytest --nbval chapters` runs each cell in the lesson's own folder and compares what it prints with the page
+that a reader sees.
 """
 
 from pathlib import Path

@@ -139,7 +139,7 @@ def notebook_code(path):
 
 
 def outdated(app, env, added, changed, removed):
-    """Read a page again when the library under it has changed; every page when the course or its pages have."""
+    """Read a page again when the library under it has changed; all pages when the course has."""
     course = (ROOT / "book" / "course.yaml").read_text("utf8")
     new = {
         doc: reach_hash(code)
@@ -234,8 +234,10 @@ class CourseRoutes(SphinxDirective):
         for route in load_course().routes:
             head = (
                 f'<details class="rf-route rf-progress"><summary><strong>{route.name}</strong> '
-                f'<span class="rf-minutes">{route.audience}</span> <span class="rf-minutes">{len(route.lessons)} 节 · '
-                f'{hours(route.minutes)}</span> <span class="rf-minutes rf-count" aria-live="polite"></span></summary>'
+                f'<span class="rf-minutes">{route.audience}</span> '
+                f'<span class="rf-minutes">{len(route.lessons)} 节 · '
+                f'{hours(route.minutes)}</span> '
+                f'<span class="rf-minutes rf-count" aria-live="polite"></span></summary>'
             )
             out += [
                 nodes.raw("", head, format="html"),
@@ -295,7 +297,7 @@ def static_paths(app):
 
 
 def page_scripts(app, pagename, templatename, context, doctree):
-    """The search page gets the book's text for its snippets; no page gets thebe, which the book does not use."""
+    """The search page gets the book's text for its snippets; no page gets thebe, which is not used here."""
     if pagename == "search":
         app.add_js_file("search_text.js", priority=900)
         app.add_js_file("booksearch.js", priority=901)

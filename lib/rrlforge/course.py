@@ -1,6 +1,6 @@
 """The course as data: stages, lessons and routes from book/course.yaml.
 
-Everything that names a lesson (the table of contents, the index, route pages, page headers) derives from here.
+Whatever names a lesson (table of contents, index, routes, page headers) derives from here.
 `python -m rrlforge.course --write` writes _toc.yml from it.
 """
 
@@ -22,7 +22,7 @@ TOTAL_MINUTES = 1035
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson: `id` like "L2-1", `minutes` of reading and doing, `kind` one of KINDS, `title` in Chinese."""
+    """One lesson: `id` like "L2-1", `minutes` to read and do it, `kind` one of KINDS, `title` in Chinese."""
 
     id: str
     minutes: int
@@ -103,7 +103,7 @@ def find_root():
 
 @lru_cache
 def load_course(path=None):
-    """Read and validate the course. `path` defaults to book/course.yaml; ForgeError says what is wrong there."""
+    """Read and validate a course file, book/course.yaml by default; ForgeError says what is wrong there."""
     path = Path(path) if path else find_root() / "book" / "course.yaml"
     try:
         data = yaml.safe_load(path.read_text("utf8"))
@@ -189,7 +189,7 @@ def toc(course, root=None):
             parts.append({"caption": f"{stage.id} {stage.name}：{stage.topic}", "chapters": chapters})
     parts.append({"caption": "附录", "chapters": [{"file": "book/glossary"}]})
     data = {"format": "jb-book", "root": "book/index", "parts": parts}
-    head = "# Written by `python -m rrlforge.course --write` from book/course.yaml and the chapters that exist.\n"
+    head = "# Written by `python -m rrlforge.course --write` from book/course.yaml and the chapters.\n"
     return head + yaml.safe_dump(data, allow_unicode=True, sort_keys=False, width=110)
 
 

@@ -59,9 +59,9 @@ def setup(seed=0):
 def show_source(target, start=None, end=None):
     """Show source code of the library as it stands in its file, with the file's line numbers.
 
-    `target` is "rrlforge.forge" (the module), "rrlforge.forge:grpo_loss" (a name in it, dots reach deeper), or a
-    module, class or function. `start` and `end` are a first and a last line number of the file, or texts: then the
-    first line of the target that contains the text. ForgeError if there is no such name, text or line.
+    `target` is "rrlforge.forge" (the module), "rrlforge.forge:grpo_loss" (a name in it; dots go deeper), or
+    a module, class or function. `start` and `end` are first and last line number in the file, or texts: then
+    the first line of the target that contains the text. ForgeError if the name, text or line is not there.
     """
     path, first, lines = _source(target)
     a = first if start is None else _line(start, path, first, lines, first)
@@ -242,8 +242,9 @@ def _form(lesson_id, number, q):
 
 def _choices(q, name):
     kind = "radio" if q["kind"] == "single" else "checkbox"
+    right = [int(a.get("right") is True) for a in q["answers"]]
     rows = "".join(
-        f'<li><label><input type="{kind}" name="{name}" value="{i}" data-right="{int(a.get("right") is True)}">'
+        f'<li><label><input type="{kind}" name="{name}" value="{i}" data-right="{right[i]}">'
         f'<span>{inline(a["text"])}</span></label><p class="rf-why" hidden>{inline(a["why"])}</p></li>'
         for i, a in enumerate(q["answers"])
     )
@@ -278,7 +279,7 @@ def record(name):
 
 # ---------------------------------------------------------------- output
 def _show(body, plain):
-    """Display HTML. JupyterLab runs the script that styles and binds it; the book's pages load the same files."""
+    """Display HTML. JupyterLab runs the script that styles and binds it; the book's pages load its files."""
     display({"text/html": body, "text/plain": plain}, raw=True)
     display({"application/javascript": _lab_script()}, raw=True)
 
