@@ -323,5 +323,5 @@ def is_whole(folder: Path) -> bool:
     try:
         sealed = json.loads((folder / SEAL).read_text())["sha256"]
         return sealed.items() <= digests(folder).items()
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False

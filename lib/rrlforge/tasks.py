@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import httpx
+
 from rrlforge.answers import extract_answer
 from rrlforge.errors import ForgeError
 
@@ -152,6 +154,7 @@ def read_parquet(folder: Path, split: str) -> list[Problem]:
 # ---------------------------------------------------------------- hubs
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+MODELSCOPE = "https://www.modelscope.cn"
 TIMEOUT = 10  # seconds that a hub may take to answer
 
 
@@ -162,23 +165,23 @@ def use_modelscope() -> bool:
 def download(repo: str, kind: str, patterns: list[str]) -> Path:
     """The local folder of a hub's repository ("model" or "dataset"), with the files that match `patterns`.
 
-    A copy in the hub's own cache is used when the hub does not answer. Raises `ForgeError`, after TIMEOUT seconds
-    at most for each address tried, saying what to set.
+    Where the hub does not answer within TIMEOUT seconds, its own cache is used. Raises `ForgeError` where that holds
+    no copy, saying what to set.
     """
     return (from_modelscope if use_modelscope() else from_hub)(repo, kind, patterns)
 
 
 def from_hub(repo: str, kind: str, patterns: list[str]) -> Path:
-    import httpx
     from huggingface_hub import constants, errors, snapshot_download
 
+    answers = not constants.HF_HUB_OFFLINE and is_reachable(constants.ENDPOINT)
     try:
-        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, etag_timeout=TIMEOUT))
+        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
     except errors.RepositoryNotFoundError:
         raise ForgeError(f"{constants.ENDPOINT} has no {kind} {repo}, or it needs a login: check the name, "
                          "or name a local folder") from None
     except (OSError, httpx.HTTPError, errors.HfHubHTTPError) as error:
-        raise unreachable(constants.ENDPOINT, repo, kind, error) from None
+        raise unreachable(constants.ENDPOINT, repo, kind, answers, error) from None
 
 
 def from_modelscope(repo: str, kind: str, patterns: list[str]) -> Path:
@@ -186,16 +189,26 @@ def from_modelscope(repo: str, kind: str, patterns: list[str]) -> Path:
         from modelscope import snapshot_download
     except ImportError:
         raise ForgeError("RRLFORGE_MODELSCOPE is set, but the package is missing: pip install modelscope") from None
+    answers = is_reachable(MODELSCOPE)
     try:
-        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns))
-    except Exception as error:  # its own, requests' and urllib3's errors have no base in common
-        raise unreachable("ModelScope", repo, kind, error) from None
+        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
+    except Exception as error:  # its own errors, requests' and urllib3's have no base in common
+        raise unreachable(MODELSCOPE, repo, kind, answers, error) from None
 
 
-def unreachable(hub: str, repo: str, kind: str, error: Exception) -> ForgeError:
+def is_reachable(endpoint: str) -> bool:
+    """Whether anything answers at `endpoint` within TIMEOUT seconds (the hub's own client may wait for minutes)."""
+    try:
+        httpx.head(endpoint, timeout=TIMEOUT)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def unreachable(endpoint: str, repo: str, kind: str, answers: bool, error: Exception) -> ForgeError:
+    what = f"gave no {kind} {repo} ({type(error).__name__})" if answers else f"does not answer, and no {kind} {repo} is cached"
     folder = "set RRLFORGE_GSM8K to a folder" if kind == "dataset" else "name a local folder"
-    return ForgeError(f"{hub} gave no {kind} {repo} ({type(error).__name__}): set HF_ENDPOINT to a mirror, "
-                      f"or RRLFORGE_MODELSCOPE=1, or {folder}")
+    return ForgeError(f"{endpoint} {what}: set HF_ENDPOINT to a mirror, or RRLFORGE_MODELSCOPE=1, or {folder}")
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -203,7 +216,7 @@ def unreachable(hub: str, repo: str, kind: str, error: Exception) -> ForgeError:
 ARITH_VERSION = 1       # raise it when the problems change: cached models are keyed by it
 ARITH_TRAIN, ARITH_TEST = 6000, 512
 SALT = "rrlforge-held-out-1"
-LARGEST, START, CHANGE = 60, (5, 40), (2, 20)  # no value above 60; starts with 5 to 40; adds or takes 2 to 20
+LARGEST, START, CHANGE = 50, (5, 30), (2, 15)  # no value above 50; starts with 5 to 30; adds or takes 2 to 15
 
 NAMES = ("小明", "小红", "小刚", "小华", "小丽", "小军", "小雨", "小林")
 ITEMS = (("个", "杯子"), ("个", "苹果"), ("支", "铅笔"), ("本", "书"), ("颗", "糖"), ("张", "卡片"), ("块", "饼干"), ("只", "气球"))

@@ -1,0 +1,294 @@
+"""Loading policies, end tokens, and the tiny model: its tokenizer, its warm-up and its cache."""
+import dataclasses
+import json
+import os
+import random
+import shutil
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import toy_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rrlforge import models, tasks
+from rrlforge.errors import ForgeError
+
+QUICK = models.Recipe(hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, layers=1, steps=2, habit_steps=1, batch=2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("RRLFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RRLFORGE_MODELSCOPE", raising=False)
+
+
+@pytest.fixture
+def folder(own_cache):
+    return models.tiny_folder(recipe=QUICK)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.character_tokenizer()
+
+
+# ---------------------------------------------------------------- the tokenizer of tiny
+
+def test_every_problem_and_solution_round_trips_one_token_a_character(tokenizer):
+    for problem in tasks.load_arith().test:
+        text = problem.question + problem.solution
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(text) and tokenizer.decode(ids) == text
+
+
+def test_all_of_ascii_and_its_spacing_round_trips(tokenizer):
+    text = "\n".join("".join(chr(c) for c in range(32, 127)).split("@")) + "  a , b .\n\n it 's"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_character_outside_the_vocabulary_is_seen_in_the_decoded_text(tokenizer):
+    assert tokenizer.decode(tokenizer("小鸡x")["input_ids"], skip_special_tokens=True) == "小\ufffdx"
+
+
+def test_prompts_are_chatml_with_one_token_each_for_its_marks(tokenizer):
+    task = tasks.load_arith()
+    problem = task.test[0]
+    text = f"<|im_start|>user\n{problem.question}<|im_end|>\n<|im_start|>assistant\n"
+    assert tasks.prompt_text(tokenizer, problem, task) == tasks.prompt_text(tokenizer, problem, task, thinking=True) == text
+    ids = tasks.prompt_ids(tokenizer, problem, task)
+    marks = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert [i for i in ids if i in marks] == [marks[0], marks[1], marks[0]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == f"user\n{problem.question}\nassistant\n"
+
+
+def test_the_longest_problem_fits_into_the_model_and_the_completion_limit(tokenizer):
+    task = tasks.load_arith()
+    longest = max(len(tasks.prompt_ids(tokenizer, p, task)) for p in task.train + task.test)
+    assert longest + task.max_new_tokens <= models.Recipe().max_length
+    assert max(len(p.solution) + 1 for p in task.train + task.test) <= task.max_new_tokens
+
+
+# ---------------------------------------------------------------- the warm-up of tiny
+
+def test_only_answers_and_their_end_token_are_taught(tokenizer):
+    ids, mask = models.teach(tokenizer, [("小明", "1+1=2"), ("小红有2个", "3")])
+    taught = [tokenizer.decode(row[1:][chosen]) for row, chosen in zip(ids, mask)]
+    assert taught == ["1+1=2<|im_end|>", "3<|im_end|>"]
+
+
+def steps_of(*numbers):
+    return tuple(tasks.Step(left, op, right, tasks.compute(left, op, right)) for left, op, right in numbers)
+
+
+def test_without_bad_habits_the_solution_is_the_right_one():
+    good = dataclasses.replace(QUICK, terse=0.0, slip=0.0)
+    steps = steps_of((27, "+", 15), (42, "-", 4))
+    assert models.habitual(random.Random(0), steps, good) == tasks.solution_text(steps)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_global_state(own_cache, tmp_path, monkeypatch):
+    weights = []
+    for place in ("a", "b"):
+        monkeypatch.setenv("RRLFORGE_CACHE", str(tmp_path / place))
+        torch.manual_seed(len(weights))
+        weights.append((models.tiny_folder(recipe=QUICK) / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    other = models.tiny_folder(recipe=dataclasses.replace(QUICK, seed=1))
+    assert (other / "model.safetensors").read_bytes() != weights[0]
+
+
+def test_building_leaves_the_global_random_state_alone(own_cache):
+    torch.manual_seed(3)
+    want = torch.rand(2)
+    torch.manual_seed(3)
+    models.tiny_folder(recipe=QUICK)
+    assert torch.equal(torch.rand(2), want)
+
+
+def test_warm_up_lowers_the_loss(tokenizer):
+    recipe = dataclasses.replace(QUICK, lr=1e-2, lr_warmup=1, steps=30, habit_steps=0)
+    pairs = [(p.question, p.solution) for p in tasks.load_arith().train[:16]]
+    ids, mask = models.teach(tokenizer, pairs)
+
+    def loss(model):
+        with torch.no_grad():
+            return float(torch.nn.functional.cross_entropy(model(input_ids=ids).logits[:, :-1][mask], ids[:, 1:][mask]))
+
+    model = models.untrained(recipe)
+    before = loss(model)
+    models.warm_up(model, tokenizer, recipe, SimpleNamespace(update=lambda: None))
+    assert loss(model) < 0.8 * before
+
+
+def test_tiny_itself_is_a_small_qwen3():
+    model = models.untrained(models.Recipe())
+    assert 300_000 < models.count_parameters(model) < 1_000_000
+    assert model.config.architectures in (None, ["Qwen3ForCausalLM"]) and type(model).__name__ == "Qwen3ForCausalLM"
+    assert model.config.head_dim >= 32  # the smallest that vLLM's attention on a CPU takes
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+# ---------------------------------------------------------------- the cache of tiny
+
+def test_the_folder_opens_with_transformers_alone(folder):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.architectures == ["Qwen3ForCausalLM"] and model.dtype == torch.float32
+    assert sorted(model.generation_config.eos_token_id) == sorted(tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
+    text = "小明有7个杯子。\n7+2=9"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
+
+
+def test_a_second_call_takes_the_cached_folder(folder, monkeypatch):
+    monkeypatch.setattr(models, "build_tiny", lambda *_: pytest.fail("built again"))
+    assert models.tiny_folder(recipe=QUICK) == folder
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no temporary folder stays
+
+
+@pytest.mark.parametrize("change", [dict(seed=1), dict(lr=1e-3), dict(terse=0.1)])
+def test_another_recipe_has_another_folder(change):
+    assert dataclasses.replace(QUICK, **change).key() != QUICK.key()
+
+
+def test_other_problems_have_another_folder(monkeypatch):
+    before = QUICK.key()
+    monkeypatch.setattr(tasks, "ARITH_VERSION", tasks.ARITH_VERSION + 1)
+    assert QUICK.key() != before
+
+
+def cut_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_weights(folder):
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [
+    cut_weights, flip_weights, lambda f: (f / "model.safetensors").unlink(), lambda f: (f / "tokenizer.json").write_text("{"),
+    lambda f: (f / models.SEAL).unlink(), lambda f: (f / models.SEAL).write_text("[]"), shutil.rmtree])
+def test_a_damaged_cache_is_built_anew(folder, damage):
+    whole = (folder / "model.safetensors").read_bytes()
+    damage(folder)
+    assert not models.is_whole(folder)
+    assert models.tiny_folder(recipe=QUICK) == folder
+    assert models.is_whole(folder) and (folder / "model.safetensors").read_bytes() == whole
+
+
+def test_a_broken_off_build_leaves_nothing(own_cache, monkeypatch):
+    monkeypatch.setattr(models, "warm_up", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        models.tiny_folder(recipe=QUICK)
+    assert list(models.cache_root().iterdir()) == []
+
+
+def test_a_build_finished_meanwhile_by_another_process_stays(folder):
+    before = os.stat(folder / "model.safetensors").st_ino
+    models.build_tiny(QUICK, folder)
+    assert os.stat(folder / "model.safetensors").st_ino == before
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RRLFORGE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ForgeError, match="set RRLFORGE_CACHE"):
+        models.tiny_folder(recipe=QUICK)
+
+
+# ---------------------------------------------------------------- loading
+
+def test_tiny_loads_by_its_name(folder, monkeypatch):
+    monkeypatch.setattr(models, "tiny_folder", lambda: folder)
+    model, tokenizer = models.load_model("tiny", device="cpu")
+    assert model.dtype == torch.float32 and not model.training
+    assert models.load_config("tiny").eos_token_id == models.end_token_ids(model, tokenizer) == [0, 2]
+
+
+def test_a_folder_loads_in_the_dtype_asked_for(folder):
+    model, _ = models.load_model(str(folder), device="cpu", dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "no/such/folder/here", "nowhere"])
+def test_a_missing_folder_is_named(name):
+    with pytest.raises(ForgeError, match=f"no folder {name}: "):
+        models.load_model(name)
+
+
+def test_a_folder_without_config_points_to_the_model_inside_a_run(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "model")
+    with pytest.raises(ForgeError, match=r"has no config.json: did you mean .*run/model\?"):
+        models.load_model(str(run))
+    with pytest.raises(ForgeError, match="has no config.json: name a model's folder"):
+        models.load_model(str(tmp_path))
+
+
+def test_weights_that_are_not_safetensors_are_refused(folder):
+    torch.save({}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ForgeError, match="no .safetensors file"):
+        models.load_model(str(folder))
+
+
+@pytest.mark.parametrize("damage", [cut_weights, lambda f: (f / "config.json").write_text("{"),
+                                    lambda f: (f / "config.json").write_text('{"model_type": "unheard-of"}'),
+                                    lambda f: (f / "tokenizer.json").write_text("{")])
+def test_a_folder_that_does_not_load_is_one_line(folder, damage):
+    damage(folder)
+    with pytest.raises(ForgeError) as caught:
+        models.load_model(str(folder))
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_says_what_to_set(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ForgeError) as caught:
+        models.load_model("Qwen/Qwen3-0.6B")
+    assert all(name in str(caught.value) for name in ("HF_ENDPOINT", "RRLFORGE_MODELSCOPE=1", "local folder"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_is_fetched_as_safetensors_and_loaded(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tasks, "download", lambda repo, kind, patterns: asked.append((repo, kind, patterns)) or folder)
+    model, _ = models.load_model("Qwen/Qwen3-0.6B", device="cpu")
+    assert asked[0][:2] == ("Qwen/Qwen3-0.6B", "model") and "*.safetensors" in asked[0][2] and "*.bin" not in asked[0][2]
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+
+
+# ---------------------------------------------------------------- end tokens, counting
+
+def fake_tokenizer(eos, **vocab):
+    return SimpleNamespace(eos_token_id=eos, get_vocab=lambda: {f"<|{k}|>": v for k, v in vocab.items()})
+
+
+def test_every_end_token_is_found_wherever_it_is_named():
+    model = SimpleNamespace(config=SimpleNamespace(eos_token_id=7), generation_config=SimpleNamespace(eos_token_id=[5, 9]))
+    assert models.end_token_ids(model, fake_tokenizer(5, im_end=11, endoftext=12, other=1)) == [5, 7, 9, 11, 12]
+    assert models.end_token_ids(SimpleNamespace(eos_token_id=None), fake_tokenizer(3)) == [3]
+
+
+def test_the_config_of_a_folder_lists_the_end_tokens_of_its_generation_config(folder):
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [4, 6]}))
+    assert models.load_config(str(folder)).eos_token_id == [2, 4, 6]
+    path.unlink()
+    assert models.as_list(models.load_config(str(folder)).eos_token_id) == [2]
+
+
+def test_tied_weights_count_once():
+    model = toy_model(vocab=37)
+    untied = sum(t.numel() for name, t in model.state_dict().items() if name != "lm_head.weight")
+    assert models.count_parameters(model) == untied
