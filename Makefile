@@ -43,10 +43,12 @@ $(STAMP): $(LOCK) pyproject.toml
 book: $(STAMP)
 	@mkdir -p _build
 	$(PY) -m rrlforge.course --write
+	echo "Warming up the tiny model, unless it is cached (a minute or two) ..."
+	$(PY) -c 'from rrlforge.models import tiny_folder; tiny_folder()' >_build/tiny.log 2>&1 || { tail -n 5 _build/tiny.log >&2; exit 1; }
 	echo "Building the book (the first time runs every lesson: some minutes) ..."
 	if ! .venv/bin/jupyter-book build . -q -W --keep-going >_build/build.log 2>&1; then
-	  tail -n 40 _build/build.log >&2
-	  echo "make: the book did not build; the whole log is _build/build.log" >&2
+	  grep -E 'WARNING|ERROR|Error' _build/build.log | grep -vE 'IPKernelApp|^ |^raise|sphinx-err' | sort -u | head -n 20 >&2
+	  echo "make: the book did not build (above: what went wrong); the whole log is _build/build.log" >&2
 	  exit 1
 	fi
 	echo "Open $(CURDIR)/_build/html/index.html"
