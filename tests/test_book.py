@@ -290,6 +290,17 @@ def test_lock_covers_what_is_installed_here():
     assert {x for x in holes if x.split()[-1] not in apart} == set()
 
 
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0"])
+def test_no_locked_package_asks_for_a_newer_python(python):
+    from importlib import metadata
+
+    from packaging.specifiers import SpecifierSet
+
+    needs = {d.metadata["Name"]: d.metadata["Requires-Python"] or "" for d in metadata.distributions()}
+    lock = pins("requirements-cpu.txt")
+    assert [n for n, x in needs.items() if n.lower() in lock and python not in SpecifierSet(x)] == []
+
+
 def test_jupyter_book_is_pinned_below_2():
     assert pins("requirements.txt")["jupyter-book"].startswith("1.")
 
