@@ -77,6 +77,12 @@ def test_a_folder_with_a_run_is_refused_and_a_second_process_too(tmp_path):
     Run(tmp_path / "r", GRPOConfig(), resume=True)
 
 
+def test_an_unknown_reward_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ForgeError, match="correct"):
+        Run(tmp_path / "r", GRPOConfig(rewards="corect=1"))
+    assert not (tmp_path / "r").exists()
+
+
 def test_resuming_nothing_or_with_other_settings_is_refused(tmp_path):
     with pytest.raises(ForgeError, match="holds no run to resume"):
         Run(tmp_path / "none", GRPOConfig(), resume=True)

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
+from transformers.utils import logging
 
 from rrlforge import rewards, schedule
-from rrlforge.config import GRPOConfig, from_dict, to_dict
+from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
 
 
@@ -81,6 +82,7 @@ class Run:
 
     def __init__(self, folder: str | Path, cfg: GRPOConfig, resume: bool = False):
         self.folder, self.cfg, self.bar = Path(folder), cfg, None
+        rewards.check_weights(parse_rewards(cfg.rewards))
         config = self.folder / "config.json"
         if config.exists() and not resume:
             raise ForgeError(f"{self.folder} already holds a run: choose another --out, or go on with --resume")
@@ -169,6 +171,7 @@ class Run:
         """The trained model as a Hugging Face folder (safetensors) under model/."""
         final, beside = self.folder / "model", self.folder / ".model.part"
         shutil.rmtree(beside, ignore_errors=True)
+        logging.disable_progress_bar()
         model.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         shutil.rmtree(final, ignore_errors=True)
