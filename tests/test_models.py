@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -83,9 +84,22 @@ def steps_of(*numbers):
 
 
 def test_without_bad_habits_the_solution_is_the_right_one():
-    good = dataclasses.replace(QUICK, terse=0.0, slip=0.0)
+    good = dataclasses.replace(QUICK, terse=0.0, forget=0.0)
     steps = steps_of((27, "+", 15), (42, "-", 4))
     assert models.habitual(random.Random(0), steps, good) == tasks.solution_text(steps)
+
+
+def test_bad_habits_are_no_steps_and_forgotten_carries():
+    steps = steps_of((27, "+", 15), (42, "-", 4), (38, "-", 30))
+    forgets = dataclasses.replace(QUICK, terse=0.0, forget=1.0)
+    assert models.habitual(random.Random(0), steps, forgets) == "27+15=32\n32-4=38\n38-30=8\n\\boxed{8}"
+    assert models.habitual(random.Random(0), steps, dataclasses.replace(QUICK, terse=1.0)) == "\\boxed{8}"
+
+
+@pytest.mark.parametrize("left, op, right, value", [
+    (27, "+", 15, 32), (21, "+", 15, 36), (42, "-", 15, 37), (48, "-", 15, 33), (18, "*", 3, 34), (21, "*", 2, 42), (5, "+", 9, 4)])
+def test_without_carry_reckons_digit_by_digit(left, op, right, value):
+    assert models.without_carry(left, op, right) == value
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_global_state(own_cache, tmp_path, monkeypatch):
@@ -147,7 +161,7 @@ def test_a_second_call_takes_the_cached_folder(folder, monkeypatch):
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no temporary folder stays
 
 
-@pytest.mark.parametrize("change", [dict(seed=1), dict(lr=1e-3), dict(terse=0.1)])
+@pytest.mark.parametrize("change", [dict(seed=1), dict(lr=1e-3), dict(forget=0.1)])
 def test_another_recipe_has_another_folder(change):
     assert dataclasses.replace(QUICK, **change).key() != QUICK.key()
 
@@ -201,6 +215,14 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
         models.tiny_folder(recipe=QUICK)
 
 
+@pytest.mark.parametrize("terminal, variable, silent", [(True, "", False), (True, "1", True), (False, "", True)])
+def test_the_bar_shows_on_a_terminal_only_and_can_be_switched_off(monkeypatch, terminal, variable, silent):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal, write=lambda _: None, flush=lambda: None))
+    monkeypatch.setenv("TQDM_DISABLE", variable)
+    with models.progress(3) as bar:
+        assert bar.disable == silent
+
+
 # ---------------------------------------------------------------- loading
 
 def test_tiny_loads_by_its_name(folder, monkeypatch):
@@ -237,9 +259,15 @@ def test_weights_that_are_not_safetensors_are_refused(folder):
         models.load_model(str(folder))
 
 
+def bring_code(folder):
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}))
+
+
 @pytest.mark.parametrize("damage", [cut_weights, lambda f: (f / "config.json").write_text("{"),
                                     lambda f: (f / "config.json").write_text('{"model_type": "unheard-of"}'),
-                                    lambda f: (f / "tokenizer.json").write_text("{")])
+                                    lambda f: (f / "tokenizer.json").write_text("{"), bring_code])
 def test_a_folder_that_does_not_load_is_one_line(folder, damage):
     damage(folder)
     with pytest.raises(ForgeError) as caught:

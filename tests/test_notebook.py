@@ -5,6 +5,7 @@ import os
 import random
 import re
 import types
+import warnings
 from html.parser import HTMLParser
 
 import numpy
@@ -64,6 +65,11 @@ def test_setup_keeps_what_the_reader_has_set(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     notebook.setup()
     assert os.environ["HF_HUB_OFFLINE"] == "0"
+
+
+def test_setup_silences_the_progress_bar_that_is_not_there():
+    notebook.setup()
+    assert any(x[1] and x[1].match("IProgress not found") for x in warnings.filters)
 
 
 # ---- show_source

@@ -139,6 +139,15 @@ def test_a_hub_that_does_not_answer_ends_soon_with_what_to_set(kind, hub, reques
     assert all(name in message for name in ("HF_ENDPOINT", "RRLFORGE_MODELSCOPE=1", "RRLFORGE_GSM8K"))
 
 
+def test_a_hub_switched_off_is_said_to_be_so(hub, monkeypatch):
+    from huggingface_hub import constants
+
+    hub("http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ForgeError, match="is not asked .HF_HUB_OFFLINE is set."):
+        tasks.load_task("gsm8k")
+
+
 def write_parquet(folder):
     import datasets
 

@@ -88,8 +88,8 @@ class GRPOConfig:
 
 PRESETS: dict[str, dict] = {
     "tiny": {},
-    "gsm8k": dict(task="gsm8k", steps=100, prompts_per_step=32, max_new_tokens=400, lr=3e-6, token_budget=16384,
-                  reference_every=0, memory_cap_gib=31.4, checkpoint_every=50, eval_problems=1319),
+    "gsm8k": dict(task="gsm8k", steps=100, prompts_per_step=32, max_new_tokens=400, lr=3e-6, token_budget=32768,
+                  logit_chunk=512, activation_checkpointing=True, reference_every=0, memory_cap_gib=31.4, checkpoint_every=50, eval_problems=1319),
 }
 
 

@@ -226,6 +226,7 @@ def train(cfg: GRPOConfig, folder: str | Path, resume: bool = False) -> Path:
     start = run.restore(model, optimizer)
     limit = cfg.max_new_tokens or task.max_new_tokens
     engine = engines.make_engine(cfg, model, tokenizer, task, limit)
+    run.cap_memory()
     if start == 0:
         evaluate.during_run(run, 0, engine, tokenizer, task, limit)
     for step in run.progress(range(start, cfg.steps)):

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from rrlforge import config, forge, records, report, runs
+from rrlforge.course import find_root
 from rrlforge.errors import ForgeError
 
 SERIES = ("reward", "accuracy", "entropy", "kl", "length", "truncated", "grad_norm", "flat_groups", "clip_share", "mismatch",
@@ -63,7 +64,10 @@ def training_record(name: str, settings: dict, seeds: tuple[int, ...]) -> dict:
 
 
 def tiny(name: str) -> dict:
-    return training_record(name, dict(model="tiny"), (0, 1, 2))
+    record = training_record(name, dict(model="tiny"), (0, 1, 2))
+    report.draw_record(record, find_root() / "book" / "_static" / "train-tiny.png",
+                       "tiny (0.4 M parameters), GRPO on Chinese arithmetic, 2 CPU cores")
+    return record
 
 
 def gsm8k(name: str) -> dict:

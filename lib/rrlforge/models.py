@@ -4,7 +4,8 @@ tiny is Qwen3's architecture at 0.4 M parameters with a character tokenizer. Its
 supervised, on problems of the training side of `tasks.word_problems`:
 
 1. It learns to reckon: right solutions, one step a line.
-2. It gets bad habits: most answers come without the steps, and some steps slip. This is where GRPO starts.
+2. It gets bad habits: it often forgets to carry (27+15=32), and sometimes answers without any steps. This is where
+   GRPO starts: the right way is still in the model, one among others.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import math
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from rrlforge import tasks
 from rrlforge.errors import ForgeError
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no code from a model's folder, and no question about it
 
 
 # ---------------------------------------------------------------- loading
@@ -46,7 +49,7 @@ def load_model(name: str, device: str | None = None, dtype: torch.dtype | None =
     folder = model_folder(name)
     with one_line(f"{folder} does not load as a model"), quiet():
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, use_safetensors=True, attn_implementation="sdpa", local_files_only=True)
+            folder, dtype=dtype or torch.float32, attn_implementation="sdpa", use_safetensors=True, **LOCAL)
     return model.to(device or default_device()).eval(), load_tokenizer(name)
 
 
@@ -54,7 +57,7 @@ def load_tokenizer(name: str):
     """The tokenizer of "tiny", a folder, or a hub id. Where it has no pad token, its end token stands in."""
     folder = model_folder(name)
     with one_line(f"{folder} has no tokenizer that loads"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -64,9 +67,9 @@ def load_config(name: str):
     """The model's config; its `eos_token_id` also lists the end tokens of generation_config.json."""
     folder = model_folder(name)
     with one_line(f"{folder}/config.json does not load"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
         if (folder / "generation_config.json").exists():
-            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            generation = GenerationConfig.from_pretrained(folder)
             config.eos_token_id = sorted({*as_list(config.eos_token_id), *as_list(generation.eos_token_id)})
     return config
 
@@ -163,10 +166,10 @@ class Recipe:
     steps: int = 1600           # phase 1, AdamW, cosine to a tenth
     lr: float = 4e-3
     lr_warmup: int = 20
-    habit_steps: int = 100      # phase 2, constant lr
+    habit_steps: int = 100      # phase 2, cosine to a tenth
     habit_lr: float = 5e-4
-    terse: float = 0.6          # share of answers without steps
-    slip: float = 0.05          # chance that a step's value is wrong
+    terse: float = 0.3          # share of answers without steps
+    forget: float = 0.5         # chance that a step's carry is forgotten
 
     def key(self) -> str:
         """A hash of the recipe, the vocabulary and the version of the problems."""
@@ -216,29 +219,39 @@ def warm_up(model, tokenizer, recipe: Recipe, bar: tqdm) -> None:
     rng = random.Random(f"warm-up-{recipe.seed}")
     problems = tasks.word_problems(rng)
 
-    def cosine(step):
-        return min(1, (step + 1) / recipe.lr_warmup) * (0.55 + 0.45 * math.cos(math.pi * step / recipe.steps))
-
     right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
-    fit(model, tokenizer, right, recipe.batch, [recipe.lr * cosine(step) for step in range(recipe.steps)], bar)
+    fit(model, tokenizer, right, recipe.batch, cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
     habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
-    fit(model, tokenizer, habits, recipe.batch, [recipe.habit_lr * min(1, (step + 1) / recipe.lr_warmup)
-                                                 for step in range(recipe.habit_steps)], bar)
+    fit(model, tokenizer, habits, recipe.batch, cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup), bar)
     model.eval()
 
 
+def cosine(peak: float, steps: int, warmup: int) -> list[float]:
+    """The learning rate of each step: a linear start, then a cosine from `peak` to a tenth of it."""
+    return [peak * min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / steps)) for step in range(steps)]
+
+
 def habitual(rng: random.Random, steps: tuple[tasks.Step, ...], recipe: Recipe) -> str:
-    """A solution as phase 2 teaches it: `terse` of them without steps, each step wrong with chance `slip`."""
+    """A solution as phase 2 teaches it: `terse` of them without steps, carries forgotten with chance `forget`.
+
+    After a wrong value the next step goes on from that value, as a pupil's would.
+    """
     if rng.random() < recipe.terse:
         return f"\\boxed{{{steps[-1].value}}}"
     written, value = [], steps[0].left
     for step in steps:
-        result = tasks.compute(value, step.op, step.right)
-        if rng.random() < recipe.slip:
-            result = max(0, result + rng.choice((-10, -1, 1, 10)))
-        written.append(tasks.Step(value, step.op, step.right, result))
-        value = result
+        reckon = without_carry if rng.random() < recipe.forget else tasks.compute
+        written.append(tasks.Step(value, step.op, step.right, max(0, reckon(value, step.op, step.right))))
+        value = written[-1].value
     return tasks.solution_text(tuple(written))
+
+
+def without_carry(left: int, op: str, right: int) -> int:
+    """`left op right` digit by digit, nothing carried or borrowed: 27+15=32, 42-15=37, 18*3=34."""
+    (tens, units), (right_tens, right_units) = divmod(left, 10), divmod(right, 10)
+    if op == "*":
+        return 10 * tens * right + units * right % 10
+    return 10 * tasks.compute(tens, op, right_tens) + tasks.compute(units, op, right_units) % 10
 
 
 def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: list[float], bar: tqdm) -> None:
@@ -297,8 +310,7 @@ def build_tiny(recipe: Recipe, folder: Path) -> None:
                          "set RRLFORGE_CACHE to a folder that can") from None
     try:
         model, tokenizer = untrained(recipe), character_tokenizer()
-        with tqdm(total=recipe.steps + recipe.habit_steps, desc="warming up tiny (once)", unit="step", disable=None,
-                  leave=False) as bar:
+        with progress(recipe.steps + recipe.habit_steps) as bar:
             warm_up(model, tokenizer, recipe, bar)
         with quiet():
             model.save_pretrained(beside)
@@ -309,6 +321,12 @@ def build_tiny(recipe: Recipe, folder: Path) -> None:
             os.replace(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def progress(steps: int) -> tqdm:
+    """A live bar on a terminal, silent elsewhere (notebooks, logs, TQDM_DISABLE=1)."""
+    silent = not sys.stderr.isatty() or os.environ.get("TQDM_DISABLE") == "1"
+    return tqdm(total=steps, desc="warming up tiny (only once)", unit="step", disable=silent, leave=False)
 
 
 SEAL = "built.json"

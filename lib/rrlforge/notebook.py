@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import warnings
 from importlib.resources import files
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def setup(seed=0):
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm without ipywidgets
     import numpy
     import torch
 

@@ -57,6 +57,33 @@ def draw(folder: str | Path, axes) -> None:
     spread.legend()
 
 
+def draw_record(record: dict, path: str | Path, title: str) -> Path:
+    """A training record as a picture: reward of every seed, held-out accuracy with its interval before and after."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        plots.use_cjk()
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        ax = figure.subplots()
+        for seed, color in zip(record["figures"]["seeds"], plots.PALETTE):
+            rewards = record["series"][f"reward/{seed}"]
+            plots.curve(ax, range(len(rewards)), rewards, f"reward, seed {seed}", max(1, len(rewards) // 16), color)
+            for point in record["series"][f"eval_sampled/{seed}"]:
+                ax.errorbar([point["step"] + 0.6 * seed], [point["accuracy"]], [[point["accuracy"] - point["low"]],
+                            [point["high"] - point["accuracy"]]], fmt="o", capsize=3, color=color)
+        ax.set(xlabel="step", ylabel="reward · held-out accuracy (dots, 95 % interval)", ylim=(0, 1), title=title)
+        ax.legend(loc="lower right")
+        return _write(figure, Path(path))
+
+
+def _write(figure, path: Path) -> Path:
+    beside = path.with_name(path.name + ".part")
+    figure.savefig(beside, format="png", dpi=150)
+    os.replace(beside, path)
+    return path
+
+
 def save_training_curve(folder: str | Path) -> Path:
     """Draw the run's curve into curve.png (beside, then renamed) and return its path."""
     import matplotlib
@@ -68,8 +95,4 @@ def save_training_curve(folder: str | Path) -> Path:
         draw(folder, figure.subplots(1, 3))
         cfg = load_config(folder)
         figure.suptitle(f"{Path(cfg.model).name} · {cfg.task_name} · 种子 {cfg.seed}")
-        path = Path(folder) / "curve.png"
-        beside = path.with_suffix(".part")
-        figure.savefig(beside, format="png", dpi=150)
-        os.replace(beside, path)
-    return path
+        return _write(figure, Path(folder) / "curve.png")

@@ -178,6 +178,16 @@ class Run:
         os.replace(beside, final)
         return final
 
+    def cap_memory(self) -> None:
+        """Hold this process to what memory_cap_gib leaves beside the engine (call it when the engine stands)."""
+        if self.cfg.memory_cap_gib and torch.cuda.is_available():
+            others = memory_gib() - torch.cuda.memory_reserved() / 2**30
+            total = torch.cuda.get_device_properties(0).total_memory / 2**30
+            if others >= self.cfg.memory_cap_gib:
+                raise ForgeError(f"{others:.1f} GiB of GPU memory are taken beside the trainer, the cap is "
+                                 f"{self.cfg.memory_cap_gib:g}: lower engine_gib, or close what else uses the card")
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (self.cfg.memory_cap_gib - others) / total))
+
     # ---- what a step is held to, and what it leaves
 
     def check(self, step: int, figures: dict, scores: list[float], rows: list, texts: list[str]) -> None:

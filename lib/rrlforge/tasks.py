@@ -175,13 +175,14 @@ def from_hub(repo: str, kind: str, patterns: list[str]) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     answers = not constants.HF_HUB_OFFLINE and is_reachable(constants.ENDPOINT)
+    silence = "is not asked (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else "does not answer"
     try:
         return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
     except errors.RepositoryNotFoundError:
         raise ForgeError(f"{constants.ENDPOINT} has no {kind} {repo}, or it needs a login: check the name, "
                          "or name a local folder") from None
     except (OSError, httpx.HTTPError, errors.HfHubHTTPError) as error:
-        raise unreachable(constants.ENDPOINT, repo, kind, answers, error) from None
+        raise missing(constants.ENDPOINT, repo, kind, None if answers else silence, error) from None
 
 
 def from_modelscope(repo: str, kind: str, patterns: list[str]) -> Path:
@@ -193,7 +194,7 @@ def from_modelscope(repo: str, kind: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
     except Exception as error:  # its own errors, requests' and urllib3's have no base in common
-        raise unreachable(MODELSCOPE, repo, kind, answers, error) from None
+        raise missing(MODELSCOPE, repo, kind, None if answers else "does not answer", error) from None
 
 
 def is_reachable(endpoint: str) -> bool:
@@ -205,8 +206,9 @@ def is_reachable(endpoint: str) -> bool:
     return True
 
 
-def unreachable(endpoint: str, repo: str, kind: str, answers: bool, error: Exception) -> ForgeError:
-    what = f"gave no {kind} {repo} ({type(error).__name__})" if answers else f"does not answer, and no {kind} {repo} is cached"
+def missing(endpoint: str, repo: str, kind: str, silence: str | None, error: Exception) -> ForgeError:
+    """The error for a repository that neither the hub nor its cache gave; `silence` says why the hub did not."""
+    what = f"{silence}, and no {kind} {repo} is cached" if silence else f"gave no {kind} {repo} ({type(error).__name__})"
     folder = "set RRLFORGE_GSM8K to a folder" if kind == "dataset" else "name a local folder"
     return ForgeError(f"{endpoint} {what}: set HF_ENDPOINT to a mirror, or RRLFORGE_MODELSCOPE=1, or {folder}")
 
