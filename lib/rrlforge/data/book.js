@@ -72,6 +72,7 @@
   function start() { document.querySelectorAll("form.rf-question").forEach(bind); showProgress(); }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start); else start();
   setTimeout(start, 300); // JupyterLab may attach the output after its script has run
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
   if (new URLSearchParams(location.search).has("highlight") && window.SphinxHighlight)
     addEventListener("DOMContentLoaded", () => window.SphinxHighlight.highlightSearchWords());
 })();
