@@ -208,6 +208,23 @@ def test_a_build_finished_meanwhile_by_another_process_stays(folder):
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
+def test_a_folder_put_there_while_building_stays(folder, monkeypatch):
+    whole, aside = models.is_whole, folder.with_name("aside")
+    folder.rename(aside)
+
+    def too_late(path):
+        if not folder.exists():
+            aside.rename(folder)
+            return False
+        return whole(path)
+
+    monkeypatch.setattr(models, "is_whole", too_late)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    before = (aside / "model.safetensors").stat().st_ino
+    models.build_tiny(QUICK, folder)
+    assert (folder / "model.safetensors").stat().st_ino == before
+
+
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RRLFORGE_CACHE", str(tmp_path / "file" / "cache"))

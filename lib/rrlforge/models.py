@@ -50,7 +50,7 @@ def load_model(name: str, device: str | None = None, dtype: torch.dtype | None =
     with one_line(f"{folder} does not load as a model"), quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or torch.float32, attn_implementation="sdpa", use_safetensors=True, **LOCAL)
-    return model.to(device or default_device()).eval(), load_tokenizer(name)
+    return model.to(device or default_device()).eval(), load_tokenizer(str(folder))
 
 
 def load_tokenizer(name: str):
@@ -301,26 +301,29 @@ def cache_root() -> Path:
 
 
 def build_tiny(recipe: Recipe, folder: Path) -> None:
-    """Train tiny and put it in `folder`, which a process working beside this one may have done meanwhile."""
+    """Train tiny beside `folder` and rename it; where another process was faster, its folder stays."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as beside:
+            make_tiny(recipe, Path(beside))
+            if not is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(beside, folder)
     except OSError as error:
-        raise ForgeError(f"the cache {folder.parent} cannot be written ({error.strerror}): "
-                         "set RRLFORGE_CACHE to a folder that can") from None
-    try:
-        model, tokenizer = untrained(recipe), character_tokenizer()
-        with progress(recipe.steps + recipe.habit_steps) as bar:
-            warm_up(model, tokenizer, recipe, bar)
-        with quiet():
-            model.save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-        (beside / SEAL).write_text(json.dumps({"recipe": dataclasses.asdict(recipe), "sha256": digests(beside)}, indent=1))
         if not is_whole(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            raise ForgeError(f"the cache {folder.parent} cannot be written ({error.strerror or error}): "
+                             "set RRLFORGE_CACHE to a folder that can") from None
+
+
+def make_tiny(recipe: Recipe, folder: Path) -> None:
+    """Train tiny and write it into the empty `folder`, the checksums of all files last."""
+    model, tokenizer = untrained(recipe), character_tokenizer()
+    with progress(recipe.steps + recipe.habit_steps) as bar:
+        warm_up(model, tokenizer, recipe, bar)
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    (folder / SEAL).write_text(json.dumps({"recipe": dataclasses.asdict(recipe), "sha256": digests(folder)}, indent=1))
 
 
 def progress(steps: int) -> tqdm:
