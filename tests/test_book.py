@@ -25,13 +25,14 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.links, self.loads, self.text, self._href = {}, [], [], None
+        self.links, self.hrefs, self.loads, self.text, self._href = {}, [], [], [], None
         self.feed(path.read_text("utf8"))
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
         if tag == "a":
             self._href = attrs.get("href")
+            self.hrefs += [self._href] if self._href else []
         if tag in ("script", "img", "iframe", "source") and attrs.get("src"):
             self.loads.append(attrs["src"])
         if tag == "link" and attrs.get("rel") not in ("canonical",) and attrs.get("href"):
@@ -115,6 +116,14 @@ def test_lesson_page_has_its_kind_minutes_and_next(lesson):
     name = f"{following.id} {following.title}"
     assert name in shown
     assert (name in page.links) == (following in WRITTEN)
+
+
+def test_every_link_between_pages_leads_somewhere():
+    pages = [p for p in HTML.rglob("*.html") if "_static" not in p.parts]
+    for path in pages:
+        hrefs = {href.split("#")[0].split("?")[0] for href in Page(path).hrefs if not re.match(r"\w+:", href)}
+        dead = [href for href in hrefs if href and not (path.parent / href).is_file()]
+        assert dead == [], f"{path.name} links {dead}"
 
 
 def test_no_page_loads_anything_from_elsewhere():

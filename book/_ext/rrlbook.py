@@ -154,15 +154,15 @@ def outdated(app, env, added, changed, removed):
 
 
 # ---------------------------------------------------------------- the course in pages
-def lesson_link(lesson, text):
-    """A link to a lesson, or its plain text while it is not written."""
+def lesson_link(lesson, text, here):
+    """A link to a lesson from the page `here`, or its plain text while the lesson is not written."""
     doc = chapter_doc(lesson, ROOT)
     if doc is None:
         return nodes.inline("", text, classes=["rf-title"])
     link = addnodes.pending_xref(
         "",
         nodes.inline("", text, classes=["rf-title"]),
-        refdoc="",
+        refdoc=here,
         refdomain="std",
         reftype="doc",
         refexplicit=True,
@@ -172,12 +172,12 @@ def lesson_link(lesson, text):
     return link
 
 
-def lesson_item(lesson):
+def lesson_item(lesson, here):
     written = chapter_doc(lesson, ROOT) is not None
     line = nodes.paragraph("", "")
     line += nodes.inline("", lesson.id, classes=["rf-id"])
     line += nodes.Text(" ")
-    line += lesson_link(lesson, lesson.title)
+    line += lesson_link(lesson, lesson.title, here)
     line += nodes.Text(" ")
     if not written:
         line += nodes.inline("", "待写", classes=["rf-badge", "rf-unwritten"])
@@ -187,9 +187,9 @@ def lesson_item(lesson):
     return nodes.list_item("", line, classes=classes)
 
 
-def lesson_list(lessons):
+def lesson_list(lessons, here):
     items = nodes.bullet_list(classes=["rf-lessons"])
-    items += [lesson_item(lesson) for lesson in lessons]
+    items += [lesson_item(lesson, here) for lesson in lessons]
     return items
 
 
@@ -220,7 +220,7 @@ class CourseMap(SphinxDirective):
                 heading(
                     f"{stage.id} {stage.name}：{stage.topic}", f"{len(stage.lessons)} 节 · {minutes} 分钟"
                 ),
-                lesson_list(stage.lessons),
+                lesson_list(stage.lessons, self.env.docname),
                 classes=["rf-stage"],
             )
         return [box]
@@ -236,12 +236,12 @@ class CourseRoutes(SphinxDirective):
                 f'<details class="rf-route rf-progress"><summary><strong>{route.name}</strong> '
                 f'<span class="rf-minutes">{route.audience}</span> '
                 f'<span class="rf-minutes">{len(route.lessons)} 节 · '
-                f'{hours(route.minutes)}</span> '
+                f"{hours(route.minutes)}</span> "
                 f'<span class="rf-minutes rf-count" aria-live="polite"></span></summary>'
             )
             out += [
                 nodes.raw("", head, format="html"),
-                lesson_list(route.lessons),
+                lesson_list(route.lessons, self.env.docname),
                 nodes.raw("", "</details>", format="html"),
             ]
         return out
@@ -270,7 +270,7 @@ class LessonNext(SphinxDirective):
             line += nodes.Text("这是最后一节。")
             return [line]
         line += nodes.Text("下一节：")
-        line += lesson_link(following, f"{following.id} {following.title}")
+        line += lesson_link(following, f"{following.id} {following.title}", self.env.docname)
         if chapter_doc(following, ROOT) is None:
             line += nodes.inline("", "待写", classes=["rf-badge", "rf-unwritten"])
         return [line]
