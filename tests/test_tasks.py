@@ -34,8 +34,9 @@ def folder(tmp_path):
 # ---------------------------------------------------------------- GSM8K from a folder
 
 def test_a_folder_gives_both_splits_with_gold_numbers(folder):
-    (folder / "train.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "answer": "#### 1,234"}) + "\n"
-                                        + json.dumps({**ROW, "answer": "#### -3"}) + "\n")
+    more = ["#### 1,234", "#### -3"]
+    rows = [ROW, *({**ROW, "answer": answer} for answer in more)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = tasks.load_task("gsm8k", folder)
     assert [p.answer for p in task.train] == ["42", "1234", "-3"]
     assert task.test == [tasks.Problem("How many?", "42", ROW["answer"])]
@@ -70,7 +71,8 @@ def test_a_bad_line_is_named_in_one_line(folder, line, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content, says", [(b"", "is empty"), (b"\n \n", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "is missing")])
+@pytest.mark.parametrize("content, says", [
+    (b"", "is empty"), (b"\n \n", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "is missing")])
 def test_an_unusable_file_is_named(folder, content, says):
     path = folder / "test.jsonl"
     path.unlink() if content is None else path.write_bytes(content)
@@ -91,11 +93,12 @@ def test_unknown_tasks_and_data_for_the_generated_one_are_refused():
         tasks.load_task("arith", "somewhere")
 
 
-@pytest.mark.skipif("RRLFORGE_TEST_GSM8K" not in os.environ, reason="RRLFORGE_TEST_GSM8K names no folder with GSM8K")
+@pytest.mark.skipif("RRLFORGE_TEST_GSM8K" not in os.environ, reason="RRLFORGE_TEST_GSM8K names no folder")
 def test_the_whole_of_gsm8k_is_read():
     task = tasks.load_task("gsm8k", os.environ["RRLFORGE_TEST_GSM8K"])
     assert (len(task.train), len(task.test)) == (7473, 1319)
-    assert all(re.fullmatch(r"-?\d+", p.answer) and is_correct(p.solution, p.answer) for p in task.train + task.test)
+    for problem in task.train + task.test:
+        assert re.fullmatch(r"-?\d+", problem.answer) and is_correct(problem.solution, problem.answer)
 
 
 # ---------------------------------------------------------------- hubs
@@ -153,7 +156,8 @@ def write_parquet(folder):
 
     (folder / "main").mkdir()
     for split in tasks.SPLITS:
-        datasets.Dataset.from_list([{**ROW, "question": split}]).to_parquet(folder / "main" / f"{split}-00000-of-00001.parquet")
+        rows = datasets.Dataset.from_list([{**ROW, "question": split}])
+        rows.to_parquet(folder / "main" / f"{split}-00000-of-00001.parquet")
 
 
 def test_the_hubs_parquet_layout_is_read(tmp_path, monkeypatch, hub):
@@ -162,7 +166,8 @@ def test_the_hubs_parquet_layout_is_read(tmp_path, monkeypatch, hub):
     write_parquet(tmp_path)
     asked = []
     monkeypatch.setattr(tasks, "is_reachable", lambda endpoint: True)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **kwargs: asked.append((repo, kwargs)) or str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download",
+                        lambda repo, **kwargs: asked.append((repo, kwargs)) or str(tmp_path))
     task = tasks.load_task("gsm8k")
     assert [p.question for p in task.train + task.test] == ["train", "test"]
     assert asked[0][0] == "openai/gsm8k" and asked[0][1]["repo_type"] == "dataset"
@@ -197,7 +202,8 @@ def test_modelscope_without_its_package_says_what_to_install(monkeypatch):
 
 def test_modelscope_serves_the_data_set_when_asked(folder, monkeypatch):
     asked = []
-    fake = SimpleNamespace(snapshot_download=lambda repo, **kwargs: asked.append((repo, kwargs["repo_type"])) or str(folder))
+    fake = SimpleNamespace(
+        snapshot_download=lambda repo, **kwargs: asked.append((repo, kwargs["repo_type"])) or str(folder))
     monkeypatch.setenv("RRLFORGE_MODELSCOPE", "1")
     monkeypatch.setitem(sys.modules, "modelscope", fake)
     monkeypatch.setattr(tasks, "is_reachable", lambda endpoint: True)
@@ -296,7 +302,8 @@ def test_a_prompt_is_the_question_and_the_instruction_in_the_template():
     problem = tasks.Problem("1+1?", "2")
     task = tasks.Task("t", "Box it.", [], [], 8)
     assert tasks.prompt_text(Template(), problem, task) == "[user:1+1?\nBox it.|False]"
-    assert tasks.prompt_text(Template(), problem, tasks.Task("t", "", [], [], 8), thinking=True) == "[user:1+1?|True]"
+    bare = tasks.Task("t", "", [], [], 8)
+    assert tasks.prompt_text(Template(), problem, bare, thinking=True) == "[user:1+1?|True]"
     assert tasks.prompt_ids(Template(), problem, task) == [ord(c) for c in "[user:1+1?\nBox it.|False]"]
 
 
@@ -307,7 +314,7 @@ def test_a_tokenizer_without_a_template_is_refused_by_name():
         tasks.prompt_text(bare, tasks.Problem("1+1?", "2"), tasks.Task("t", "", [], [], 8))
 
 
-@pytest.mark.skipif("RRLFORGE_TEST_QWEN3" not in os.environ, reason="RRLFORGE_TEST_QWEN3 names no folder with Qwen3's tokenizer")
+@pytest.mark.skipif("RRLFORGE_TEST_QWEN3" not in os.environ, reason="RRLFORGE_TEST_QWEN3 names no folder")
 def test_qwen3s_empty_think_block_belongs_to_the_prompt():
     from transformers import AutoTokenizer
 

@@ -4,8 +4,8 @@ tiny is Qwen3's architecture at 0.4 M parameters with a character tokenizer. Its
 supervised, on problems of the training side of `tasks.word_problems`:
 
 1. It learns to reckon: right solutions, one step a line.
-2. It gets bad habits: it often forgets to carry (27+15=32), and sometimes answers without any steps. This is where
-   GRPO starts: the right way is still in the model, one among others.
+2. It gets bad habits: it often forgets to carry (27+15=32), and sometimes answers without any steps. This is
+   where GRPO starts: the right way is still in the model, one among others.
 """
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast,
-                          Qwen3Config, Qwen3ForCausalLM)
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig,
+                          PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM)
 from transformers.utils import logging
 
 from rrlforge import tasks
 from rrlforge.errors import ForgeError
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no code from a model's folder, and no question about it
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # code from a folder: not run, not asked about
 
 
 # ---------------------------------------------------------------- loading
 
 def load_model(name: str, device: str | None = None, dtype: torch.dtype | None = None):
-    """(model, tokenizer) of "tiny", a folder, or a hub id; float32 on `default_device()` unless told otherwise.
+    """(model, tokenizer) of "tiny", a folder, or a hub id; float32 on `default_device()` unless told.
 
     Weights come from safetensors only, code from transformers only. Raises `ForgeError` in one line.
     """
@@ -75,16 +75,18 @@ def load_config(name: str):
 
 
 def model_folder(name: str) -> Path:
-    """The local folder of "tiny" (made if need be), of a folder's path, or of a hub id (downloaded if need be)."""
+    """The local folder of "tiny" (made if need be), of a path, or of a hub id (fetched if need be)."""
     if name == "tiny":
         return tiny_folder()
     folder = Path(name).expanduser()
     if not folder.exists():
         if not tasks.HUB_ID.fullmatch(name):
-            raise ForgeError(f"no folder {name}: name tiny, a folder with config.json, or a hub id such as Qwen/Qwen3-0.6B")
+            raise ForgeError(f"no folder {name}: name tiny, a folder with config.json, "
+                             "or a hub id such as Qwen/Qwen3-0.6B")
         folder = tasks.download(name, "model", FILES)
     if not (folder / "config.json").is_file():
-        hint = f"did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else "name a model's folder"
+        inside = (folder / "model" / "config.json").is_file()
+        hint = f"did you mean {folder / 'model'}?" if inside else "name a model's folder"
         raise ForgeError(f"{folder} has no config.json: {hint}")
     if not any(folder.glob("*.safetensors")):
         raise ForgeError(f"{folder} has no .safetensors file: other weight formats are not loaded")
@@ -100,7 +102,8 @@ def one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers, safetensors and tokenizers have no error in common
         reason = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ForgeError(f"{what} ({type(error).__name__}: {reason}): repair the folder or fetch it again") from None
+        raise ForgeError(f"{what} ({type(error).__name__}: {reason}): "
+                         "repair the folder or fetch it again") from None
 
 
 @contextmanager
@@ -118,8 +121,9 @@ def quiet() -> Iterator[None]:
 def end_token_ids(source, tokenizer) -> list[int]:
     """Every id that ends a completion, sorted. `source` is a model, or a config from `load_config`.
 
-    A model whose generation config stops on one of two end tokens never stops on the other, so all are taken: those
-    of the generation config and the config, the tokenizer's eos, and <|im_end|> and <|endoftext|> where they exist.
+    A model whose generation config stops on one of two end tokens never stops on the other, so all are taken:
+    those of the generation config and the config, the tokenizer's eos, and <|im_end|> and <|endoftext|> where
+    they exist.
     """
     found: set[int] = set()
     for config in (source, getattr(source, "config", None), getattr(source, "generation_config", None)):
@@ -145,13 +149,14 @@ def count_parameters(model) -> int:
 # ---------------------------------------------------------------- tiny: what it is
 
 PAD, IM_START, IM_END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "\ufffd"
-TEMPLATE = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+TEMPLATE = ("{% for message in messages %}"
+            "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the weights of tiny depend on, besides the machine's arithmetic and the problems of `tasks`."""
+    """All that the weights of tiny depend on, besides the machine and the problems of tasks.py."""
 
     seed: int = 0
     hidden: int = 128
@@ -178,7 +183,7 @@ class Recipe:
 
 
 def vocabulary() -> list[str]:
-    """The tokens of tiny in the order of their ids: ChatML, the unknown character, newline, ASCII, the task's Chinese."""
+    """The tokens of tiny in the order of their ids: ChatML, unknown, newline, ASCII, the task's Chinese."""
     ascii_characters = [chr(code) for code in range(32, 127)]
     return [PAD, IM_START, IM_END, UNKNOWN, "\n", *ascii_characters, *tasks.arith_characters()]
 
@@ -189,9 +194,9 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=IM_END, padding_side="left",
-                                   additional_special_tokens=[IM_START], chat_template=TEMPLATE,
-                                   clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=IM_END, padding_side="left",
+        additional_special_tokens=[IM_START], chat_template=TEMPLATE, clean_up_tokenization_spaces=False)
 
 
 def untrained(recipe: Recipe) -> Qwen3ForCausalLM:
@@ -199,10 +204,12 @@ def untrained(recipe: Recipe) -> Qwen3ForCausalLM:
     vocab = vocabulary()
     pad, end = vocab.index(PAD), vocab.index(IM_END)
     config = Qwen3Config(
-        vocab_size=len(vocab), hidden_size=recipe.hidden, num_hidden_layers=recipe.layers, head_dim=recipe.head_dim,
+        vocab_size=len(vocab), hidden_size=recipe.hidden, num_hidden_layers=recipe.layers,
+        head_dim=recipe.head_dim,
         num_attention_heads=recipe.heads, num_key_value_heads=recipe.kv_heads, intermediate_size=recipe.ffn,
         max_position_embeddings=recipe.max_length, tie_word_embeddings=True, initializer_range=recipe.init,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=pad, pad_token_id=pad, eos_token_id=end)
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=pad, pad_token_id=pad, eos_token_id=end)
     config._attn_implementation = "sdpa"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -222,17 +229,19 @@ def warm_up(model, tokenizer, recipe: Recipe, bar: tqdm) -> None:
     right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
     fit(model, tokenizer, right, recipe.batch, cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
     habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
-    fit(model, tokenizer, habits, recipe.batch, cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup), bar)
+    rates = cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup)
+    fit(model, tokenizer, habits, recipe.batch, rates, bar)
     model.eval()
 
 
 def cosine(peak: float, steps: int, warmup: int) -> list[float]:
     """The learning rate of each step: a linear start, then a cosine from `peak` to a tenth of it."""
-    return [peak * min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / steps)) for step in range(steps)]
+    return [peak * min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+            for step in range(steps)]
 
 
 def habitual(rng: random.Random, steps: tuple[tasks.Step, ...], recipe: Recipe) -> str:
-    """A solution as phase 2 teaches it: `terse` of them without steps, carries forgotten with chance `forget`.
+    """A solution as phase 2 teaches it: `terse` of them without steps, carries lost with chance `forget`.
 
     After a wrong value the next step goes on from that value, as a pupil's would.
     """
@@ -254,9 +263,9 @@ def without_carry(left: int, op: str, right: int) -> int:
     return 10 * tasks.compute(tens, op, right_tens) + tasks.compute(units, op, right_units) % 10
 
 
-def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: list[float], bar: tqdm) -> None:
-    """Supervised steps on (question, answer) pairs, one a learning rate; loss on the answer and its end token."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: list[float], bar) -> None:
+    """Supervised steps on (question, answer) pairs, one a learning rate; loss on the answer and its end."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     for rate in rates:
         ids, mask = teach(tokenizer, [next(pairs) for _ in range(batch)])
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][mask]
@@ -270,7 +279,7 @@ def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: l
 
 
 def teach(tokenizer, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(question, answer) pairs -> right-padded ids (B, T) and the mask (B, T-1), true where an answer's token follows."""
+    """Pairs (question, answer) -> right-padded ids (B, T), and mask (B, T-1), true before an answer's token."""
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False,
                                              add_generation_prompt=True) for question, _ in pairs]
     starts = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
@@ -304,7 +313,8 @@ def build_tiny(recipe: Recipe, folder: Path) -> None:
     """Train tiny beside `folder` and rename it; where another process was faster, its folder stays."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as beside:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent,
+                                         ignore_cleanup_errors=True) as beside:
             make_tiny(recipe, Path(beside))
             if not is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -323,7 +333,8 @@ def make_tiny(recipe: Recipe, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    (folder / SEAL).write_text(json.dumps({"recipe": dataclasses.asdict(recipe), "sha256": digests(folder)}, indent=1))
+    seal = {"recipe": dataclasses.asdict(recipe), "sha256": digests(folder)}
+    (folder / SEAL).write_text(json.dumps(seal, indent=1))
 
 
 def progress(steps: int) -> tqdm:
@@ -336,7 +347,8 @@ SEAL = "built.json"
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.name != SEAL}
+    paths = sorted(path for path in folder.iterdir() if path.name != SEAL)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def is_whole(folder: Path) -> bool:

@@ -1,11 +1,12 @@
 r"""Problems with gold answers, and the prompts made of them: GSM8K, and generated Chinese arithmetic.
 
-gsm8k   Cobbe et al. 2021 (arXiv 2110.14168): 7,473 problems to train on and 1,319 to test with. From the hub, from
-        ModelScope (RRLFORGE_MODELSCOPE=1), or from a folder with train.jsonl and test.jsonl (RRLFORGE_GSM8K).
+gsm8k   Cobbe et al. 2021 (arXiv 2110.14168): 7,473 problems to train on and 1,319 to test with. From the hub,
+        from ModelScope (RRLFORGE_MODELSCOPE=1), or from a folder with train.jsonl and test.jsonl
+        (RRLFORGE_GSM8K).
 arith   word problems of two or three steps for the tiny model:
         "小明有27个杯子。变成2倍。又买20个。现在有多少个？" -> "27*2=54\n54+20=74\n\boxed{74}"
-        Each problem has a key, its numbers in order: (27, 2, 20). A hash of the key alone says whether it belongs to
-        training or to the test, so no test problem, reworded or with other operations, was ever trained on.
+        Each problem has a key, its numbers in order: (27, 2, 20). A hash of the key alone says whether it
+        belongs to training or to the test: no test problem, reworded or with other operations, is trained on.
 """
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on, held-out problems, and how to ask: `instruction` follows the question on a new line."""
+    """Problems to train on, held-out problems, and how to ask: `instruction` follows on a line of its own."""
 
     name: str
     instruction: str
@@ -48,8 +49,8 @@ class Task:
 def load_task(name: str, data: str | Path | None = None) -> Task:
     """The task "gsm8k" or "arith". `data`, for gsm8k: a folder with train.jsonl and test.jsonl, or a hub id.
 
-    Raises `ForgeError` for an unknown name, for data that cannot be read (naming file and line), and when the hub
-    does not answer (saying what to set instead).
+    Raises `ForgeError` for an unknown name, for data that cannot be read (naming file and line), and when the
+    hub does not answer (saying what to set instead).
     """
     if name == "arith":
         if data:
@@ -65,8 +66,8 @@ def load_task(name: str, data: str | Path | None = None) -> Task:
 def prompt_text(tokenizer, problem: Problem, task: Task, thinking: bool = False) -> str:
     """The prompt up to where the model answers, by the tokenizer's chat template.
 
-    With thinking=False Qwen3's template closes an empty think block: it belongs to the prompt. Templates that do not
-    know `enable_thinking` ignore it. Raises `ForgeError` where the tokenizer has no chat template.
+    With thinking=False Qwen3's template closes an empty think block: it belongs to the prompt. Templates that
+    do not know `enable_thinking` ignore it. Raises `ForgeError` where the tokenizer has no chat template.
     """
     if not tokenizer.chat_template:
         raise ForgeError(f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template: "
@@ -85,6 +86,7 @@ def prompt_ids(tokenizer, problem: Problem, task: Task, thinking: bool = False) 
 
 GSM8K_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 GSM8K_HUB, GSM8K_MODELSCOPE = "openai/gsm8k", "modelscope/gsm8k"
+GSM8K_FILES = ["main/*", "*.jsonl"]
 SPLITS = ("train", "test")
 
 
@@ -93,9 +95,9 @@ def load_gsm8k(data: str | Path | None = None) -> Task:
     source = str(data or os.environ.get("RRLFORGE_GSM8K", ""))
     folder = Path(source).expanduser()
     if not source:
-        folder = download(GSM8K_MODELSCOPE if use_modelscope() else GSM8K_HUB, "dataset", ["main/*", "*.jsonl"])
+        folder = download(GSM8K_MODELSCOPE if use_modelscope() else GSM8K_HUB, "dataset", GSM8K_FILES)
     elif not folder.exists() and HUB_ID.fullmatch(source):
-        folder = download(source, "dataset", ["main/*", "*.jsonl"])
+        folder = download(source, "dataset", GSM8K_FILES)
     elif not folder.is_dir():
         raise ForgeError(f"GSM8K: no folder {source}: name one that holds train.jsonl and test.jsonl")
     read = read_jsonl if (folder / "train.jsonl").exists() or source == str(folder) else read_parquet
@@ -104,12 +106,12 @@ def load_gsm8k(data: str | Path | None = None) -> Task:
 
 
 def read_jsonl(folder: Path, split: str) -> list[Problem]:
-    """The problems of folder/split.jsonl: one JSON object a line with `question` and `answer` (ending in #### N)."""
+    """The problems of folder/split.jsonl: an object a line, `question` and `answer` (ending in #### N)."""
     path = folder / f"{split}.jsonl"
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ForgeError(f"GSM8K: {path} is missing: the folder must hold train.jsonl and test.jsonl") from None
+        raise ForgeError(f"GSM8K: {path} is missing: the folder needs train.jsonl and test.jsonl") from None
     except UnicodeDecodeError as error:
         raise ForgeError(f"GSM8K: {path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
     problems = [gsm8k_problem(parse_json(line, f"{path}:{number}"), f"{path}:{number}")
@@ -123,7 +125,8 @@ def parse_json(line: str, place: str) -> object:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ForgeError(f"GSM8K: {place} is no JSON ({error.msg} at column {error.colno}): repair the line") from None
+        raise ForgeError(f"GSM8K: {place} is no JSON ({error.msg} at column {error.colno}): "
+                         "repair the line") from None
 
 
 def gsm8k_problem(row: object, place: str) -> Problem:
@@ -165,8 +168,8 @@ def use_modelscope() -> bool:
 def download(repo: str, kind: str, patterns: list[str]) -> Path:
     """The local folder of a hub's repository ("model" or "dataset"), with the files that match `patterns`.
 
-    Where the hub does not answer within TIMEOUT seconds, its own cache is used. Raises `ForgeError` where that holds
-    no copy, saying what to set.
+    Where the hub does not answer within TIMEOUT seconds, its own cache is used. Raises `ForgeError` where
+    that holds no copy, saying what to set.
     """
     return (from_modelscope if use_modelscope() else from_hub)(repo, kind, patterns)
 
@@ -177,7 +180,8 @@ def from_hub(repo: str, kind: str, patterns: list[str]) -> Path:
     answers = not constants.HF_HUB_OFFLINE and is_reachable(constants.ENDPOINT)
     silence = "is not asked (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else "does not answer"
     try:
-        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
+        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns,
+                                      local_files_only=not answers))
     except errors.RepositoryNotFoundError:
         raise ForgeError(f"{constants.ENDPOINT} has no {kind} {repo}, or it needs a login: check the name, "
                          "or name a local folder") from None
@@ -189,16 +193,17 @@ def from_modelscope(repo: str, kind: str, patterns: list[str]) -> Path:
     try:
         from modelscope import snapshot_download
     except ImportError:
-        raise ForgeError("RRLFORGE_MODELSCOPE is set, but the package is missing: pip install modelscope") from None
+        raise ForgeError("RRLFORGE_MODELSCOPE is set, its package missing: pip install modelscope") from None
     answers = is_reachable(MODELSCOPE)
     try:
-        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns, local_files_only=not answers))
+        return Path(snapshot_download(repo, repo_type=kind, allow_patterns=patterns,
+                                      local_files_only=not answers))
     except Exception as error:  # its own errors, requests' and urllib3's have no base in common
         raise missing(MODELSCOPE, repo, kind, None if answers else "does not answer", error) from None
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Whether anything answers at `endpoint` within TIMEOUT seconds (the hub's own client may wait for minutes)."""
+    """Whether anything answers at `endpoint` within TIMEOUT seconds (the hub's client may wait minutes)."""
     try:
         httpx.head(endpoint, timeout=TIMEOUT)
     except httpx.TransportError:
@@ -207,10 +212,13 @@ def is_reachable(endpoint: str) -> bool:
 
 
 def missing(endpoint: str, repo: str, kind: str, silence: str | None, error: Exception) -> ForgeError:
-    """The error for a repository that neither the hub nor its cache gave; `silence` says why the hub did not."""
-    what = f"{silence}, and no {kind} {repo} is cached" if silence else f"gave no {kind} {repo} ({type(error).__name__})"
+    """The error for a repository that neither hub nor cache gave; `silence` says why the hub did not."""
+    what = f"gave no {kind} {repo} ({type(error).__name__})"
+    if silence:
+        what = f"{silence}, and no {kind} {repo} is cached"
     folder = "set RRLFORGE_GSM8K to a folder" if kind == "dataset" else "name a local folder"
-    return ForgeError(f"{endpoint} {what}: set HF_ENDPOINT to a mirror, or RRLFORGE_MODELSCOPE=1, or {folder}")
+    return ForgeError(f"{endpoint} {what}: set HF_ENDPOINT to a mirror, or RRLFORGE_MODELSCOPE=1, "
+                      f"or {folder}")
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -222,7 +230,8 @@ LARGEST, START, CHANGE = 50, (5, 30), (2, 15)  # no value above 50; starts with 
 
 NAMES = ("小明", "小红", "小刚", "小华", "小丽", "小军", "小雨", "小林")
 ITEMS = (("个", "杯子"), ("个", "苹果"), ("支", "铅笔"), ("本", "书"), ("颗", "糖"), ("张", "卡片"), ("块", "饼干"), ("只", "气球"))
-VERBS = {"+": ("又买{b}{m}", "捡到{b}{m}", "收到{b}{m}"), "-": ("送出{b}{m}", "卖掉{b}{m}", "丢了{b}{m}"), "*": ("变成{b}倍",)}
+VERBS = {"+": ("又买{b}{m}", "捡到{b}{m}", "收到{b}{m}"), "-": ("送出{b}{m}", "卖掉{b}{m}", "丢了{b}{m}"),
+         "*": ("变成{b}倍",)}
 ASK = ("现在有多少{m}？", "最后有多少{m}？")
 
 
@@ -313,5 +322,5 @@ def distinct(count: int, seed: str, held_out: bool) -> list[Problem]:
 
 def arith_characters() -> str:
     """Every character of the arithmetic questions that is not ASCII, sorted."""
-    words = NAMES + ASK + tuple(w for pair in ITEMS for w in pair) + tuple(v for verbs in VERBS.values() for v in verbs)
+    words = [*NAMES, *ASK, *(w for pair in ITEMS for w in pair), *(v for told in VERBS.values() for v in told)]
     return "".join(sorted({c for word in words for c in word + "有。" if ord(c) > 126}))
