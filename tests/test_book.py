@@ -169,6 +169,15 @@ def test_search_splits_chinese_into_bigrams(extension):
     ]
 
 
+def test_printed_text_is_merged_whole_and_the_saved_outputs_stay_as_they_were(extension):
+    from nbformat.v4 import new_output
+
+    parts = [new_output("stream", name="stdout", text=x) for x in ("a", "\nb", "\n")]
+    merged = extension.merge_streams([parts[0], new_output("display_data"), *parts[1:]])
+    assert [o["output_type"] for o in merged] == ["stream", "display_data"]
+    assert merged[0]["text"] == "a\nb\n" and [p["text"] for p in parts] == ["a", "\nb", "\n"]
+
+
 def library(tmp_path, monkeypatch, extension):
     package = tmp_path / "lib" / "rrlforge"
     (package / "data").mkdir(parents=True)

@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import myst_nb.core.render
 import sphinx.search
 from docutils import nodes
 from sphinx import addnodes
@@ -123,6 +124,25 @@ def key_cache_on_library():
 
     create_hashed_notebook.of_the_book = True
     JupyterCacheBase.create_hashed_notebook = create_hashed_notebook
+
+
+def merge_streams(outputs):
+    """What a cell printed, in one piece a stream.
+
+    MyST-NB's own merge adds line ends and changes the outputs that it is given, so that what it saves for nbval
+    depends on how the kernel has cut its messages.
+    """
+    merged, streams = [], {}
+    for output in outputs:
+        name = output.get("name") if output["output_type"] == "stream" else None
+        if name is None:
+            merged.append(output)
+        elif name in streams:
+            streams[name]["text"] += output["text"]
+        else:
+            streams[name] = output.copy()
+            merged.append(streams[name])
+    return merged
 
 
 def notebook_code(path):
@@ -338,6 +358,7 @@ def write_search_text(app, exception):
 def setup(app):
     sphinx.search.languages["zh"] = ChineseBigrams
     key_cache_on_library()
+    myst_nb.core.render.coalesce_streams = merge_streams
     for name, directive in {
         "course-map": CourseMap,
         "course-routes": CourseRoutes,
