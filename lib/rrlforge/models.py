@@ -279,7 +279,7 @@ def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: l
 
 
 def teach(tokenizer, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs (question, answer) -> right-padded ids (B, T), and mask (B, T-1), true before an answer's token."""
+    """Pairs (question, answer) -> right-padded ids (B, T), and mask (B, T-1) before each answer token."""
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False,
                                              add_generation_prompt=True) for question, _ in pairs]
     starts = [len(ids) for ids in tokenizer(prompts)["input_ids"]]

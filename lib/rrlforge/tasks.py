@@ -322,5 +322,6 @@ def distinct(count: int, seed: str, held_out: bool) -> list[Problem]:
 
 def arith_characters() -> str:
     """Every character of the arithmetic questions that is not ASCII, sorted."""
-    words = [*NAMES, *ASK, *(w for pair in ITEMS for w in pair), *(v for told in VERBS.values() for v in told)]
+    told = [verb for verbs in VERBS.values() for verb in verbs]
+    words = [*NAMES, *ASK, *told, *(word for pair in ITEMS for word in pair)]
     return "".join(sorted({c for word in words for c in word + "有。" if ord(c) > 126}))
