@@ -129,7 +129,7 @@ def key_cache_on_library():
 def merge_streams(outputs):
     """What a cell printed, in one piece a stream.
 
-    MyST-NB's own merge adds line ends and changes the outputs that it is given, so that what it saves for nbval
+    MyST-NB's own merge adds line ends and changes the outputs that it is given, so what it saves for nbval
     depends on how the kernel has cut its messages.
     """
     merged, streams = [], {}
