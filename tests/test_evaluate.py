@@ -61,7 +61,7 @@ def test_paired_difference_is_tighter_than_two_intervals_when_scores_agree():
 
 
 class Tokenizer:
-    pad_token_id = 0
+    pad_token_id, chat_template = 0, "toy"
 
     def apply_chat_template(self, messages, tokenize=True, **_):
         return [1, 2] if tokenize else messages[-1]["content"]

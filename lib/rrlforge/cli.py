@@ -16,18 +16,25 @@ from rrlforge.errors import ForgeError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that name the nearest known option."""
+    """argparse whose errors are `ForgeError`s of one line."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+        self.set_defaults(options=self._option_string_actions)
 
     def error(self, message: str):
-        prefix = "unrecognized arguments: "
-        if message.startswith(prefix):
-            word = message[len(prefix):].split()[0].split("=")[0]
-            near = difflib.get_close_matches(word, self._option_string_actions, 1)
-            message = f"unknown option {word}" + (f": did you mean {near[0]}?" if near else f": see {self.prog} --help")
         raise ForgeError(message)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line; an unknown option names the nearest known one of its command."""
+    options, extra = build_parser().parse_known_args(argv)
+    if extra:
+        word = extra[0].split("=")[0]
+        near = difflib.get_close_matches(word, options.options, 1)
+        hint = f"did you mean {near[0]}?" if near else f"see rrlforge {options.command} --help"
+        raise ForgeError(f"unknown option {word}: {hint}")
+    return options
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +63,7 @@ def build_parser() -> Parser:
 
     score = commands.add_parser("eval", help="accuracy with its interval, pass@k, and the protocol")
     score.add_argument("--model", default="tiny", help="tiny, a folder (a run's model/ too), or a hub id")
-    score.add_argument("--task", default="", choices=("", "arith", "gsm8k"), help="empty: arith for tiny, gsm8k otherwise")
+    score.add_argument("--task", default="", choices=("", "arith", "gsm8k"), help="empty: that of the run, arith for tiny, gsm8k otherwise")
     score.add_argument("--data", default="", help="folder with train.jsonl and test.jsonl")
     score.add_argument("--problems", type=int, default=0, help="first N problems; 0: all")
     score.add_argument("--split", choices=("test", "train"), default="test", help="which problems")
@@ -96,22 +103,33 @@ def run_train(options: argparse.Namespace) -> None:
     print(f"run {folder} · curve {picture} · model {folder / 'model'}")
 
 
+def default_task(model: str) -> str:
+    """The task that a run trained its model on, arith for tiny, gsm8k for the rest."""
+    from rrlforge import runs
+
+    parent = Path(model).parent
+    if (parent / "config.json").is_file() and (parent / "metrics.jsonl").is_file():
+        return runs.load_config(parent).task_name
+    return GRPOConfig(model=model).task_name
+
+
 def run_eval(options: argparse.Namespace) -> None:
     from rrlforge import engines, evaluate, models, tasks
 
-    task = tasks.load_task(options.task or ("arith" if options.model == "tiny" else "gsm8k"), options.data or None)
+    task = tasks.load_task(options.task or default_task(options.model), options.data or None)
     problems = task.test if options.split == "test" else task.train
     if options.problems < 0 or options.samples < 1:
         raise ForgeError(f"--problems {options.problems} --samples {options.samples}: at least 0 and 1")
     problems = problems[:options.problems or None]
     limit = options.max_new_tokens or task.max_new_tokens
     sampling = engines.Sampling(limit, options.temperature, options.top_p, options.seed)
+    evaluate.check(sampling, options.samples, problems)
     engine, tokenizer = engines.standalone(options.model, problems, task, limit, options.engine, options.engine_gib,
                                            options.thinking)
     score = evaluate.evaluate(engine, tokenizer, task, problems, sampling, options.samples, options.split, options.thinking)
     print(f"{options.model} on {task.name} {options.split}: {score}")
     if options.out:
-        score.protocol["model"] = options.model if options.model == "tiny" else Path(options.model).name
+        score.protocol["model"] = Path(options.model).name
         score.save(options.out)
         print(f"saved {options.out}")
     engine.close()
@@ -132,7 +150,7 @@ def run_script(_: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        options = build_parser().parse_args(argv)
+        options = parse(argv)
         options.run(options)
         return 0
     except ForgeError as error:

@@ -21,7 +21,7 @@ class GRPOConfig:
     The defaults train the tiny model on a CPU; `PRESETS` holds the values for a GPU.
     """
 
-    model: str = knob("tiny", "tiny, a folder, or a hub id such as Qwen/Qwen3-0.6B")
+    model: str = knob("tiny", "tiny (tiny:2 is another start of it), a folder, or a hub id such as Qwen/Qwen3-0.6B")
     task: str = knob("", "arith or gsm8k; empty: arith for tiny, gsm8k otherwise")
     data: str = knob("", "folder with train.jsonl and test.jsonl; empty: the task's own source")
     seed: int = knob(0, "one seed for data order and sampling", 0, 2**31 - 1)
@@ -83,7 +83,7 @@ class GRPOConfig:
 
     @property
     def task_name(self) -> str:
-        return self.task or ("arith" if self.model == "tiny" else "gsm8k")
+        return self.task or ("arith" if self.model.partition(":")[0] == "tiny" else "gsm8k")
 
 
 PRESETS: dict[str, dict] = {

@@ -103,10 +103,7 @@ def load_score(path: str | Path) -> Score:
 def evaluate(engine, tokenizer, task: tasks.Task, problems: list[tasks.Problem], sampling: Sampling, n: int = 1,
              split: str = "test", thinking: bool = False) -> Score:
     """Draw n completions for each problem and score them by `answers.is_correct`; temperature 0 is greedy."""
-    if not problems:
-        raise ForgeError("no problems to evaluate on")
-    if sampling.temperature == 0 and n > 1:
-        raise ForgeError(f"n={n} greedy completions are the same {n} times: use n=1, or a temperature above 0")
+    check(sampling, n, problems)
     start = time.perf_counter()
     done = engine.generate([tasks.prompt_ids(tokenizer, p, task, thinking) for p in problems], n, sampling)
     texts = tokenizer.batch_decode(done.token_ids, skip_special_tokens=True)
@@ -119,6 +116,14 @@ def evaluate(engine, tokenizer, task: tasks.Task, problems: list[tasks.Problem],
         truncated=done.finish_reason.count("length") / len(texts), length=done.tokens / len(texts), samples=n, right=right,
         pass_k={k: sum(pass_at_k(n, c, k) for c in right) / len(right) for k in ks},
         protocol=protocol(task, problems, sampling, n, split, thinking, engine), seconds=time.perf_counter() - start)
+
+
+def check(sampling: Sampling, n: int, problems: list) -> None:
+    """Refuse an evaluation that cannot say anything, before a model is loaded for it."""
+    if not problems:
+        raise ForgeError("no problems to evaluate on")
+    if sampling.temperature == 0 and n > 1:
+        raise ForgeError(f"{n} greedy completions are the same {n} times: take one sample, or a temperature above 0")
 
 
 def protocol(task, problems, sampling: Sampling, n: int, split: str, thinking: bool, engine) -> dict:

@@ -214,9 +214,9 @@ def measure_kl(reference, rows: list[Row], cfg: GRPOConfig) -> float:
 
 def train(cfg: GRPOConfig, folder: str | Path, resume: bool = False) -> Path:
     """Run GRPO as `cfg` says, writing into `folder`; returns it. `resume` goes on from the last checkpoint."""
-    run = Run(folder, cfg, resume)
     task = tasks.load_task(cfg.task_name, cfg.data or None)
     model, tokenizer = models.load_model(cfg.model)
+    run = Run(folder, cfg, resume)  # from here on the folder is written, and locked
     model.train()
     if cfg.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

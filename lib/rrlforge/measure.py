@@ -36,11 +36,11 @@ def run_or_read(name: str, cfg: config.GRPOConfig) -> Path:
 
 
 def training_record(name: str, settings: dict, seeds: tuple[int, ...]) -> dict:
-    """One record of a training: figures over the seeds, series of every seed."""
+    """One record of a training: figures over the seeds, series of every seed. tiny starts from another seed too."""
     figures, series = {"seeds": list(seeds)}, {}
-    cfg = config.from_dict(settings)
     for seed in seeds:
-        cfg = config.from_dict({**settings, "seed": seed})
+        model = f"tiny:{seed}" if settings["model"] == "tiny" else settings["model"]
+        cfg = config.from_dict({**settings, "model": model, "seed": seed})
         folder = run_or_read(f"{name}-seed{seed}", cfg)
         metrics, evals = runs.load_metrics(folder), report.load_evals(folder)
         for key in SERIES:
@@ -58,8 +58,9 @@ def training_record(name: str, settings: dict, seeds: tuple[int, ...]) -> dict:
     cap = f"{cfg.memory_cap_gib:g} GiB" if torch.cuda.is_available() and cfg.memory_cap_gib else ""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in settings.items() if k not in ("model", "data"))
-    model = cfg.model if cfg.model == "tiny" else os.environ.get("RRLFORGE_MODEL_LABEL", Path(cfg.model).name)
-    command = f"rrlforge train --model {Path(cfg.model).name} {options} --seed {'|'.join(map(str, seeds))}"
+    model = settings["model"] if settings["model"] == "tiny" else os.environ.get("RRLFORGE_MODEL_LABEL", Path(cfg.model).name)
+    command = " ".join(f"rrlforge record {name}: rrlforge train --model {Path(settings['model']).name} {options} "
+                       f"--seed {', '.join(map(str, seeds))}".split())
     return {"figures": figures, "series": series, "origin": records.origin(device, model, cfg.task_name, command, cap)}
 
 

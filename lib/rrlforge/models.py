@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from transformers.utils import logging
 from rrlforge import tasks
 from rrlforge.errors import ForgeError
 
+TINY = re.compile(r"tiny(?::(\d{1,9}))?")
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # code from a folder: not run, not asked about
 
@@ -75,9 +77,12 @@ def load_config(name: str):
 
 
 def model_folder(name: str) -> Path:
-    """The local folder of "tiny" (made if need be), of a path, or of a hub id (fetched if need be)."""
-    if name == "tiny":
-        return tiny_folder()
+    """The local folder of "tiny" (made if need be), of a path, or of a hub id (fetched if need be).
+
+    "tiny:2" is tiny warmed up with seed 2, another start of the same recipe.
+    """
+    if match := TINY.fullmatch(name):
+        return tiny_folder(int(match[1] or 0))
     folder = Path(name).expanduser()
     if not folder.exists():
         if not tasks.HUB_ID.fullmatch(name):
