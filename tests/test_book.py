@@ -314,7 +314,7 @@ def test_no_locked_package_asks_for_a_newer_python(python):
 
     from packaging.specifiers import SpecifierSet
 
-    needs = {d.metadata["Name"]: d.metadata["Requires-Python"] or "" for d in metadata.distributions()}
+    needs = {d.metadata["Name"]: d.metadata.get("Requires-Python") or "" for d in metadata.distributions()}
     lock = pins("requirements-cpu.txt")
     assert [n for n, x in needs.items() if n.lower() in lock and python not in SpecifierSet(x)] == []
 
