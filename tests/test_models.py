@@ -251,7 +251,7 @@ def test_the_bar_shows_on_a_terminal_only_and_can_be_switched_off(monkeypatch, t
 # ---------------------------------------------------------------- loading
 
 def test_tiny_loads_by_its_name(folder, monkeypatch):
-    monkeypatch.setattr(models, "tiny_folder", lambda: folder)
+    monkeypatch.setattr(models, "tiny_folder", lambda seed: folder)
     model, tokenizer = models.load_model("tiny", device="cpu")
     assert model.dtype == torch.float32 and not model.training
     assert models.load_config("tiny").eos_token_id == models.end_token_ids(model, tokenizer) == [0, 2]
@@ -348,3 +348,20 @@ def test_tied_weights_count_once():
     model = toy_model(vocab=37)
     untied = sum(t.numel() for name, t in model.state_dict().items() if name != "lm_head.weight")
     assert models.count_parameters(model) == untied
+
+
+def test_a_lesson_trains_tiny_without_a_gpu_and_what_the_reader_names(monkeypatch):
+    monkeypatch.delenv("RRLFORGE_MODEL", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert models.default_model() == "tiny"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert models.default_model() == "Qwen/Qwen3-0.6B"
+    monkeypatch.setenv("RRLFORGE_MODEL", "some/folder")
+    assert models.default_model() == "some/folder"
+
+
+def test_tiny_with_a_seed_is_another_start_of_the_same_recipe(monkeypatch):
+    monkeypatch.setattr(models, "tiny_folder", lambda seed=0: f"seed {seed}")
+    assert [models.model_folder(name) for name in ("tiny", "tiny:0", "tiny:12")] == ["seed 0", "seed 0", "seed 12"]
+    with pytest.raises(ForgeError, match="no folder tiny:x"):
+        models.model_folder("tiny:x")

@@ -62,9 +62,9 @@ def test_setup_makes_every_generator_repeat():
 
 
 def test_setup_keeps_what_the_reader_has_set(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("TQDM_DISABLE", "0")
     notebook.setup()
-    assert os.environ["HF_HUB_OFFLINE"] == "0"
+    assert os.environ["TQDM_DISABLE"] == "0"
 
 
 def test_setup_silences_the_progress_bar_that_is_not_there():

@@ -142,6 +142,11 @@ def as_list(ids: int | list[int] | None) -> list[int]:
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
+def default_model() -> str:
+    """What a lesson trains: RRLFORGE_MODEL where it is set, else Qwen3-0.6B on a GPU and tiny without one."""
+    return os.environ.get("RRLFORGE_MODEL") or ("Qwen/Qwen3-0.6B" if torch.cuda.is_available() else "tiny")
+
+
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 

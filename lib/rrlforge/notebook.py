@@ -22,7 +22,6 @@ from .course import find_root, load_course
 from .errors import ForgeError
 
 ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -39,9 +38,9 @@ ANSWER_KEYS, NUMERIC_KEYS = (
 
 
 def setup(seed=0):
-    """Quiet libraries, no network, one seed for Python, NumPy and torch, Chinese labels in figures.
+    """Quiet libraries, one seed for Python, NumPy and torch, Chinese labels in figures.
 
-    A variable that is already set stays: `HF_HUB_OFFLINE=0 make lab` lets a lesson download.
+    A variable that is already set stays: `TQDM_DISABLE=0 make lab` brings progress bars back.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
