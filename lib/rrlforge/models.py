@@ -184,7 +184,7 @@ class Recipe:
     habit_steps: int = 100      # phase 2, cosine to a tenth
     habit_lr: float = 5e-4
     terse: float = 0.3          # share of answers without steps
-    forget: float = 0.6         # chance that a step's carry is forgotten
+    forget: float = 0.7         # chance that a step's carry is forgotten
 
     def key(self) -> str:
         """A hash of the recipe, the vocabulary and the version of the problems."""
