@@ -242,3 +242,8 @@ def test_record_is_shown_with_its_origin_and_returned(shown, monkeypatch):
     monkeypatch.setattr(records, "load", lambda name: found)
     assert notebook.record("demo") is found
     assert "card &lt;1&gt;" in shown[0]["text/html"] and "make book" in shown[0]["text/plain"]
+
+
+def test_a_decorated_function_is_shown_from_its_own_file(shown):
+    notebook.show_source("rrlforge.engines:VLLMEngine._sync_ipc")
+    assert shown[0]["text/plain"].startswith("lib/rrlforge/engines.py:")

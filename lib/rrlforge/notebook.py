@@ -74,7 +74,7 @@ def show_source(target, start=None, end=None):
 
 def _source(target):
     """(path shown, number of the first line, lines) of a target."""
-    obj = _resolve(target) if isinstance(target, str) else inspect.unwrap(target)
+    obj = inspect.unwrap(_resolve(target) if isinstance(target, str) else target)
     try:
         file = Path(inspect.getsourcefile(obj)).resolve()
         lines, first = inspect.getsourcelines(obj)

@@ -28,6 +28,9 @@ from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
 
 
+UNMEASURED = ("clip_share", "ratio_min", "ratio_max", "mismatch", "mismatch_max")  # null where no group had a signal
+
+
 def write_json(path: Path, value) -> None:
     """Write `value` as JSON beside `path`, then rename: a reader never sees half a file."""
     beside = path.with_name(path.name + ".part")
@@ -222,7 +225,7 @@ class Run:
             "step": step, "reward": sum(scores) / count, "accuracy": sum(correct) / count,
             **{f"reward_{name}": sum(values) / count for name, values in parts.items()},
             "flat_groups": sum(min(g) == max(g) for g in groups) / len(groups),
-            "entropy": -sum(map(sum, done.logprobs)) / done.tokens, "kl": kl, **figures,
+            "entropy": -sum(map(sum, done.logprobs)) / done.tokens, "kl": kl, **dict.fromkeys(UNMEASURED), **figures,
             "lr": schedule.learning_rate(step, self.cfg),
             "length": sum(lengths) / count, "length_max": max(lengths),
             "truncated": done.finish_reason.count("length") / count,
