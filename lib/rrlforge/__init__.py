@@ -2,8 +2,8 @@
 
 import os
 
-# Waiting OpenMP threads sleep instead of spinning: with two builds on two cores, spinning costs a factor of five.
+# Waiting OpenMP threads soon sleep instead of spinning: with two builds on two cores, spinning costs a factor of five.
 # It counts only when it is set before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 __version__ = "0.1.0"
