@@ -149,7 +149,7 @@ def test_all_truncated_means_no_loss_and_no_step(loss_agg):
     rows = make_rows(model, [4, 4, 4, 4], truncated=(0, 1, 2, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     figures = forge.update(model, None, optimizer, rows, GRPOConfig(group_size=2, loss_agg=loss_agg), 4)
-    assert figures == {"loss": 0.0, "grad_norm": 0.0}
+    assert figures["loss"] == figures["grad_norm"] == 0.0 and figures["mismatch"] < 1e-6
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
@@ -201,9 +201,13 @@ def test_skipping_flat_groups_changes_nothing():
 def test_two_updates_a_rollout_use_halves_and_the_ratio_moves():
     model = toy_model(dtype=torch.float32)
     rows = make_rows(model, [6] * 8)
-    cfg = GRPOConfig(group_size=2, updates_per_rollout=2, epochs=2, lr=1e-2)
-    figures = forge.update(model, None, torch.optim.AdamW(model.parameters(), lr=1e-2), rows, cfg, 10)
-    assert figures["ratio_max"] > 1.001 > figures["ratio_min"]
+    optimizer, steps = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    figures = forge.update(model, None, optimizer, rows, GRPOConfig(group_size=2, updates_per_rollout=2, lr=1e-2), 10)
+    assert len(steps) == 2
+    assert figures["ratio_max"] > 1.001 and figures["ratio_min"] < 1.001
+    forge.update(model, None, optimizer, rows, GRPOConfig(group_size=2, updates_per_rollout=2, epochs=3, lr=1e-2), 10)
+    assert len(steps) == 2 + 6
 
 
 # ---------------------------------------------------------------- against TRL
@@ -290,6 +294,19 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_saved_batch(tmp_path):
         run.check(7, figures, [1.0, 0.0], rows, ["a", "b"])
     assert json.loads((tmp_path / "r" / "bad-batch-step-7.json").read_text())["completions"] == ["a", "b"]
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_non_finite_reward_is_named_as_such(tmp_path):
+    with pytest.raises(ForgeError, match="step 0: a reward is not finite"):
+        Run(tmp_path / "r", GRPOConfig()).check(0, {"loss": math.nan}, [math.nan, 0.0], [], ["a", "b"])
+
+
+def test_kl_to_the_start_is_the_same_for_every_budget_that_takes_all_rows():
+    model, reference = toy_model(), toy_model(1)
+    rows = make_rows(model, [10, 200, 3, 77])
+    kls = [forge.measure_kl(reference, rows, GRPOConfig(token_budget=b)) for b in (400, 10**6)]
+    assert kls[0] == pytest.approx(kls[1], rel=1e-6) and kls[0] > 0.1
+    assert forge.measure_kl(model, rows, GRPOConfig()) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_mismatch_above_its_bound_stops_the_run(tmp_path):

@@ -15,6 +15,12 @@ from rrlforge.errors import ForgeError
 from rrlforge.runs import Run, load_config, load_metrics, read_lines, write_json
 
 
+def new(folder, **settings):
+    run = Run(folder, GRPOConfig(**settings))
+    run.begin()
+    return run
+
+
 def trained(seed=0):
     model = toy_model(seed, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -27,7 +33,7 @@ def trained(seed=0):
 
 def test_a_checkpoint_restores_weights_and_optimiser_exactly(tmp_path):
     model, optimizer = trained()
-    Run(tmp_path / "r", GRPOConfig()).save(3, model, optimizer)
+    new(tmp_path / "r").save(3, model, optimizer)
     other = toy_model(5, dtype=torch.float32)
     empty = torch.optim.AdamW(other.parameters(), lr=1e-2)
     assert Run(tmp_path / "r", GRPOConfig(), resume=True).restore(other, empty) == 3
@@ -39,7 +45,7 @@ def test_a_checkpoint_restores_weights_and_optimiser_exactly(tmp_path):
 
 def test_only_the_last_two_checkpoints_stay_and_the_newest_is_loaded(tmp_path):
     model, optimizer = trained()
-    run = Run(tmp_path / "r", GRPOConfig())
+    run = new(tmp_path / "r")
     for step in (10, 20, 30):
         run.save(step, model, optimizer)
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step-000020", "step-000030"]
@@ -48,7 +54,7 @@ def test_only_the_last_two_checkpoints_stay_and_the_newest_is_loaded(tmp_path):
 
 def test_a_half_written_checkpoint_is_not_seen(tmp_path):
     model, optimizer = trained()
-    run = Run(tmp_path / "r", GRPOConfig())
+    run = new(tmp_path / "r")
     run.save(10, model, optimizer)
     half = tmp_path / "r" / "checkpoints" / ".step-000020.part"
     half.mkdir()
@@ -58,7 +64,7 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path):
 
 def test_a_corrupted_checkpoint_is_named_and_nothing_is_overwritten(tmp_path):
     model, optimizer = trained()
-    run = Run(tmp_path / "r", GRPOConfig())
+    run = new(tmp_path / "r")
     run.save(10, model, optimizer)
     file = tmp_path / "r" / "checkpoints" / "step-000010" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
@@ -68,7 +74,7 @@ def test_a_corrupted_checkpoint_is_named_and_nothing_is_overwritten(tmp_path):
 
 
 def test_a_folder_with_a_run_is_refused_and_a_second_process_too(tmp_path):
-    run = Run(tmp_path / "r", GRPOConfig())
+    run = new(tmp_path / "r")
     with pytest.raises(ForgeError, match="already holds a run"):
         Run(tmp_path / "r", GRPOConfig())
     with pytest.raises(ForgeError, match="in use by another process"):
@@ -86,7 +92,7 @@ def test_an_unknown_reward_is_refused_before_anything_is_written(tmp_path):
 def test_resuming_nothing_or_with_other_settings_is_refused(tmp_path):
     with pytest.raises(ForgeError, match="holds no run to resume"):
         Run(tmp_path / "none", GRPOConfig(), resume=True)
-    Run(tmp_path / "r", GRPOConfig(lr=1e-4)).close()
+    new(tmp_path / "r", lr=1e-4).close()
     with pytest.raises(ForgeError, match="started with lr=0.0001, not 0.1"):
         Run(tmp_path / "r", GRPOConfig(lr=0.1), resume=True)
     Run(tmp_path / "r", GRPOConfig(lr=1e-4, eval_problems=4), resume=True)
@@ -95,7 +101,7 @@ def test_resuming_nothing_or_with_other_settings_is_refused(tmp_path):
 
 def test_lines_after_the_checkpoint_are_cut_and_a_torn_last_line_is_left_out(tmp_path):
     model, optimizer = trained()
-    run = Run(tmp_path / "r", GRPOConfig())
+    run = new(tmp_path / "r")
     for step in range(5):
         run.append("metrics", {"step": step, "loss": float("nan")})
     run.append("eval", {"step": 0})
@@ -108,6 +114,51 @@ def test_lines_after_the_checkpoint_are_cut_and_a_torn_last_line_is_left_out(tmp
     run.restore(model, optimizer)
     assert load_metrics(tmp_path / "r") == [{"step": s, "loss": None} for s in range(3)]
     assert [e["step"] for e in read_lines(tmp_path / "r" / "eval.jsonl")] == [0, 3]
+
+
+def test_a_line_cut_within_a_character_is_left_out_too(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_bytes('{"step": 0, "question": "小明"}\n'.encode() + '{"step": 1, "question": "小'.encode()[:-1])
+    assert [r["step"] for r in read_lines(path)] == [0]
+
+
+@pytest.mark.parametrize("line", ["{}", "5", "[" * 10**5, '{"step": "x"}'])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
+    with pytest.raises(ForgeError, match="m.jsonl:2: "):
+        read_lines(path)
+
+
+def test_leftovers_of_another_run_are_refused_and_a_failed_start_leaves_none(tmp_path):
+    Run(tmp_path / "failed", GRPOConfig()).close()   # opened, but the engine never stood
+    new(tmp_path / "failed").close()
+    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ForgeError, match="already holds a run"):
+        Run(tmp_path / "r", GRPOConfig())
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ForgeError, match="cannot be made a run's folder"):
+            Run(place, GRPOConfig())
+
+
+@pytest.mark.parametrize("text", ["[]", '{"settings": [1]}', "{", '{"settings": {"steps": "x"}}'])
+def test_a_broken_config_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ForgeError):
+        load_config(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    model, optimizer = trained()
+    run = new(tmp_path / "r")
+    run.save(3, model, optimizer)
+    other = toy_model(0, vocab=50, dtype=torch.float32)
+    with pytest.raises(ForgeError, match="step-000003 cannot be read"):
+        run.restore(other, torch.optim.AdamW(other.parameters()))
 
 
 def test_a_broken_line_in_the_middle_is_named_with_its_number(tmp_path):
@@ -144,7 +195,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_losses_of_an_unbroken_one(tmp
         while len(load_metrics(tmp_path / "broken")) < step and time.time() < deadline and broken.poll() is None:
             time.sleep(0.02)
         broken.send_signal(signal.SIGKILL)
-        broken.wait()
+        assert broken.wait() == -signal.SIGKILL
         broken = start(tmp_path / "broken", "--resume")
     assert broken.wait(300) == 0, broken.stdout.read()
     timing = {"rollout_s", "train_s", "sync_s", "step_s", "rollout_tokens_per_s", "memory_gib"}

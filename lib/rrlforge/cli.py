@@ -88,15 +88,16 @@ def build_parser() -> Parser:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    from rrlforge import forge, report
+    from rrlforge import config, forge, report, runs
 
     names = {f.name for f in dataclasses.fields(GRPOConfig)}
     given = {k: v for k, v in vars(options).items() if k in names}
-    cfg = from_dict({**(PRESETS[options.preset] if options.preset else {}), **given})
-    stem = Path(cfg.model).name or "run"
-    folder = Path(options.out or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     if options.resume and not options.out:
         raise ForgeError("--resume needs --out FOLDER: which run should go on?")
+    base = config.to_dict(runs.load_config(options.out)) if options.resume else {}
+    cfg = from_dict({**base, **(PRESETS[options.preset] if options.preset else {}), **given})
+    stem = Path(cfg.model).name or "run"
+    folder = Path(options.out or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     forge.train(cfg, folder, options.resume)
     picture = report.save_training_curve(folder)
     print(report.summary(folder))
@@ -124,12 +125,16 @@ def run_eval(options: argparse.Namespace) -> None:
     limit = options.max_new_tokens or task.max_new_tokens
     sampling = engines.Sampling(limit, options.temperature, options.top_p, options.seed)
     evaluate.check(sampling, options.samples, problems)
+    if options.out and not Path(options.out).parent.is_dir() or Path(options.out or "x.json").is_dir():
+        raise ForgeError(f"--out {options.out}: name a file in a folder that exists")
+    if not 0.5 <= options.engine_gib <= 1024:
+        raise ForgeError(f"--engine-gib {options.engine_gib:g}: outside [0.5, 1024]")
     engine, tokenizer = engines.standalone(options.model, problems, task, limit, options.engine, options.engine_gib,
                                            options.thinking)
     score = evaluate.evaluate(engine, tokenizer, task, problems, sampling, options.samples, options.split, options.thinking)
     print(f"{options.model} on {task.name} {options.split}: {score}")
     if options.out:
-        score.protocol["model"] = Path(options.model).name
+        score.protocol["model"] = "/".join(Path(options.model).parts[-2:])
         score.save(options.out)
         print(f"saved {options.out}")
     engine.close()
@@ -155,6 +160,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except ForgeError as error:
         print(f"rrlforge: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"rrlforge: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("rrlforge: stopped by Ctrl-C; go on with --resume --out FOLDER", file=sys.stderr)

@@ -110,6 +110,8 @@ def parse_rewards(text: str) -> dict[str, float]:
     weights = {}
     for item in text.split(","):
         name, sign, value = item.partition("=")
+        if name.strip() in weights:
+            raise ForgeError(f"rewards names {name.strip()} twice: {text}")
         try:
             weights[name.strip()] = float(value) if sign else 1.0
         except ValueError:

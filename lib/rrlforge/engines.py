@@ -33,8 +33,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        if self.max_new_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise ForgeError(f"{self}: max_new_tokens must be at least 1, temperature at least 0, top_p in (0, 1]")
+        if self.max_new_tokens < 1 or not 0 <= self.temperature <= 100 or not 0 < self.top_p <= 1 or not 0 <= self.seed < 2**63:
+            raise ForgeError(f"{self}: max_new_tokens must be at least 1, temperature in [0, 100], top_p in (0, 1], "
+                             "seed in [0, 2**63)")
 
 
 @dataclass
@@ -193,7 +194,12 @@ class VLLMEngine:
             settings.update(enforce_eager=True, dtype="float32")
         from vllm import LLM
 
-        self.llm = LLM(**settings)
+        try:
+            self.llm = LLM(**settings)
+        except Exception as error:  # pydantic, torch and vLLM's own have no error in common
+            reason = next((line.strip() for line in str(error).splitlines()[::-1] if line.strip()), "")[:200]
+            raise ForgeError(f"vLLM did not start on {folder} ({type(error).__name__}: {reason}): lower engine_gib or "
+                             "max_new_tokens, or take --engine hf") from None
         self._buffers: dict[str, torch.Tensor] = {}
 
     def generate(self, prompt_ids: list[list[int]], n: int, sampling: Sampling) -> Completions:
@@ -273,11 +279,11 @@ def _prepare_cpu() -> None:
 def make_engine(cfg, model, tokenizer, task, max_new_tokens: int):
     """The engine that `cfg` names, holding the weights of `model`; "auto" is vLLM on CUDA and HF on a CPU."""
     ends = end_token_ids(model, tokenizer)
+    longest = check_length(tokenizer, task.train + task.test, task, max_new_tokens, model.config)
     kind = cfg.engine if cfg.engine != "auto" else "vllm" if torch.cuda.is_available() else "hf"
     if kind == "hf":
         return HFEngine(model, ends, tokenizer.pad_token_id)
-    longest = max(len(prompt_ids(tokenizer, p, task)) for p in task.train + task.test)
-    engine = VLLMEngine(model_folder(cfg.model), ends, longest + max_new_tokens, cfg.engine_gib, cfg.engine_sleep,
+    engine = VLLMEngine(model_folder(cfg.model), ends, longest, cfg.engine_gib, cfg.engine_sleep,
                         cfg.seed, max_rows=min(cfg.completions_per_step, 512))
     engine.sync(model)
     some = [prompt_ids(tokenizer, p, task) for p in task.train[:4]]
@@ -285,16 +291,25 @@ def make_engine(cfg, model, tokenizer, task, max_new_tokens: int):
     return engine
 
 
+def check_length(tokenizer, problems: list, task, max_new_tokens: int, config, thinking: bool = False) -> int:
+    """Tokens of the longest prompt plus a whole completion; `ForgeError` where the model has no position for them."""
+    longest = max(len(prompt_ids(tokenizer, p, task, thinking)) for p in problems) + max_new_tokens
+    if longest > config.max_position_embeddings:
+        raise ForgeError(f"the longest prompt and {max_new_tokens} new tokens are {longest} tokens, the model has "
+                         f"{config.max_position_embeddings} positions: lower max_new_tokens")
+    return longest
+
+
 def standalone(name: str, problems: list, task, max_new_tokens: int, kind: str = "auto", memory_gib: float = 8.0,
                thinking: bool = False):
     """(engine, tokenizer) for scoring alone: with vLLM the weights are loaded once, by vLLM."""
     if kind == "hf" or (kind == "auto" and not torch.cuda.is_available()):
         model, tokenizer = load_model(name)
+        check_length(tokenizer, problems, task, max_new_tokens, model.config, thinking)
         return HFEngine(model, end_token_ids(model, tokenizer), tokenizer.pad_token_id), tokenizer
-    tokenizer = load_tokenizer(name)
-    folder = model_folder(name)
-    longest = max(len(prompt_ids(tokenizer, p, task, thinking)) for p in problems)
-    return VLLMEngine(folder, end_token_ids(load_config(name), tokenizer), longest + max_new_tokens, memory_gib), tokenizer
+    tokenizer, config = load_tokenizer(name), load_config(name)
+    longest = check_length(tokenizer, problems, task, max_new_tokens, config, thinking)
+    return VLLMEngine(model_folder(name), end_token_ids(config, tokenizer), longest, memory_gib), tokenizer
 
 
 def check_sync(engine, model, prompt_ids: list[list[int]], bound: float, max_new_tokens: int = 16) -> float:

@@ -14,10 +14,14 @@ DeepSeekMath formula (arXiv 2402.03300, eq. 3), and why:
 6. Log-probs are taken at the sampling temperature: the ratio compares what was really sampled from.
 7. With importance_cap > 0 the loss is multiplied by min(pi_old / pi_engine, cap): the engine computes in
    another precision than the trainer (truncated importance sampling).
-8. Rows with advantage 0 are skipped when beta is 0: their gradient is 0. The normaliser still counts them.
+8. Rows with advantage 0 are skipped when beta is 0: their gradient is 0. The normaliser still counts them, but
+   clip_share, ratio and mismatch are those of the other rows. Without any gradient there is no step.
+9. Exponents are clamped (ratio at e^20, k3 at +-20) so that nothing overflows; a token beyond that has no gradient.
+10. The optimiser is AdamW with gradient clipping, warm-up and linear decay. updates_per_rollout cuts a rollout by
+    whole groups, epochs passes over it again; the ratio then leaves 1.
 
-Two figures are estimated from the engine's log-probs of all sampled tokens: entropy = -mean log p (an unbiased
-estimate), and kl, with k3, on one micro-batch a step.
+Two figures use the engine's log-probs in place of pi: entropy = -mean log p over all sampled tokens (an unbiased
+estimate), and kl, with k3, over evenly spaced rows of about token_budget tokens.
 """
 from __future__ import annotations
 
@@ -179,24 +183,22 @@ def accumulate(model, reference, rows: list[Row], cfg: GRPOConfig, seen: dict) -
 def update(model, reference, optimizer, rows: list[Row], cfg: GRPOConfig, max_new_tokens: int) -> dict:
     """Change the weights by one rollout: epochs x updates_per_rollout optimiser steps. Returns their figures."""
     groups = [rows[i:i + cfg.group_size] for i in range(0, len(rows), cfg.group_size)]
-    parts = [sum(groups[k::cfg.updates_per_rollout], []) for k in range(cfg.updates_per_rollout)]
+    parts = [sum(groups[k::cfg.updates_per_rollout], []) for k in range(min(cfg.updates_per_rollout, len(groups)))]
     if cfg.epochs * len(parts) > 1:
         remember(model, rows, cfg)
     seen, losses, norms = {"ratio": [], "clipped": [], "mismatch": []}, [], []
     for part in parts * cfg.epochs:
         set_weights(part, cfg, max_new_tokens)
         live = [r for r in part if r.weight > 0 and (r.advantage != 0 or cfg.beta > 0)]
-        if not live:  # no group had a signal: nothing to learn, no step
-            continue
+        live = live or part[:1]  # no group has a signal: one row still measures the mismatch
         losses.append(accumulate(model, reference, live, cfg, seen))
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm)))
         if not math.isfinite(losses[-1] + norms[-1]):
             return {"loss": math.nan}
-        optimizer.step()
+        if norms[-1] > 0:  # without a gradient there is no step, also not by momentum
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    if not losses:
-        return {"loss": 0.0, "grad_norm": 0.0}
-    ratio, clipped, mismatch = (torch.cat(seen[k]) for k in ("ratio", "clipped", "mismatch"))
+    ratio, clipped, mismatch = (torch.cat(values) for values in seen.values())
     return {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "clip_share": float(clipped.mean()),
             "ratio_min": float(ratio.min()), "ratio_max": float(ratio.max()),
             "mismatch": float(mismatch.mean()), "mismatch_max": float(mismatch.max())}
@@ -206,8 +208,9 @@ def update(model, reference, optimizer, rows: list[Row], cfg: GRPOConfig, max_ne
 def measure_kl(reference, rows: list[Row], cfg: GRPOConfig) -> float:
     """Mean k3 to the start over evenly spaced rows (about one micro-batch), the engine's log-probs standing for pi."""
     some = rows[::max(1, sum(len(r.prompt) + len(r.completion) for r in rows) // cfg.token_budget)]
-    engine_logp = torch.tensor([x for r in some for x in r.engine_logp], device=reference.device)
-    return float(k3(forward(reference, some, cfg), engine_logp).mean())
+    batches = micro_batches(some, cfg.token_budget)
+    logp = torch.tensor([x for batch in batches for r in batch for x in r.engine_logp], device=reference.device)
+    return float(k3(torch.cat([forward(reference, batch, cfg) for batch in batches]), logp).mean())
 
 
 # ---------------------------------------------------------------- the loop
@@ -216,17 +219,16 @@ def train(cfg: GRPOConfig, folder: str | Path, resume: bool = False) -> Path:
     """Run GRPO as `cfg` says, writing into `folder`; returns it. `resume` goes on from the last checkpoint."""
     task = tasks.load_task(cfg.task_name, cfg.data or None)
     model, tokenizer = models.load_model(cfg.model)
-    run = Run(folder, cfg, resume)  # from here on the folder is written, and locked
-    model.train()
+    run = Run(folder, cfg, resume)  # the folder is locked, nothing is written yet
     if cfg.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train().gradient_checkpointing_enable({"use_reentrant": False})
     reference = copy.deepcopy(model).eval() if cfg.reference_every else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, cfg.adam_beta2),
                                   weight_decay=cfg.weight_decay, fused=model.device.type == "cuda")
-    start = run.restore(model, optimizer)
+    start = run.restore(model, optimizer) if resume else 0
     limit = cfg.max_new_tokens or task.max_new_tokens
     engine = engines.make_engine(cfg, model, tokenizer, task, limit)
-    run.cap_memory()
+    run.begin()
     if start == 0:
         evaluate.during_run(run, 0, engine, tokenizer, task, limit)
     for step in run.progress(range(start, cfg.steps)):

@@ -28,6 +28,7 @@ from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
 
 
+KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
 UNMEASURED = ("clip_share", "ratio_min", "ratio_max", "mismatch", "mismatch_max")  # null where no group had a signal
 
 
@@ -42,16 +43,19 @@ def read_lines(path: Path) -> list[dict]:
     """The records of a .jsonl file; a last line cut by a crash is left out, any other broken line is an error."""
     if not path.exists():
         return []
-    lines, records = path.read_text("utf8").split("\n"), []
+    lines, records = path.read_bytes().split(b"\n"), []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # no newline behind it: the write was cut
+            record = json.loads(line.decode("utf8"))
+        except (ValueError, RecursionError):
+            if number == len(lines):  # no newline behind it: the write was cut, perhaps within a character
                 break
-            raise ForgeError(f"{path}:{number}: not JSON ({error.msg}); mend or remove the line") from None
+            raise ForgeError(f"{path}:{number}: not JSON; mend or remove the line") from None
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise ForgeError(f"{path}:{number}: a record without a step; mend or remove the line")
+        records.append(record)
     return records
 
 
@@ -87,20 +91,27 @@ class Run:
         self.folder, self.cfg, self.bar = Path(folder), cfg, None
         rewards.check_weights(parse_rewards(cfg.rewards))
         config = self.folder / "config.json"
-        if config.exists() and not resume:
-            raise ForgeError(f"{self.folder} already holds a run: choose another --out, or go on with --resume")
         if resume and not config.exists():
             raise ForgeError(f"{self.folder} holds no run to resume: config.json is missing")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / ".lock").open("w")
+        if not resume and any((self.folder / name).exists() for name in KEPT):
+            raise ForgeError(f"{self.folder} already holds a run: choose another --out, or go on with --resume")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise ForgeError(f"{self.folder} cannot be made a run's folder ({error.strerror}): choose another --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ForgeError(f"{self.folder} is in use by another process: wait for it, or choose another --out") from None
         if resume:
             self._check_same(load_config(self.folder))
-        else:
-            write_json(config, {"settings": to_dict(cfg), "versions": versions()})
+
+    def begin(self) -> None:
+        """Hold to the memory cap and write config.json: from here on the folder holds a run. Called when model
+        and engine stand."""
+        self.cap_memory()
+        write_json(self.folder / "config.json", {"settings": to_dict(self.cfg), "versions": versions()})
 
     def _check_same(self, before: GRPOConfig) -> None:
         """A resumed run may be longer and may change what does not touch its numbers, nothing else."""
@@ -157,16 +168,16 @@ class Run:
         if found:
             folder = found[-1]
             try:
-                step = json.loads((folder / "state.json").read_text("utf8"))["step"]
+                step = int(json.loads((folder / "state.json").read_text("utf8"))["step"])
                 weights, moments = (load_file(folder / f"{n}.safetensors") for n in ("model", "optimizer"))
-            except Exception as error:
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        p.copy_(weights[name])
+                        keys = {k.rsplit(".", 1)[1]: v for k, v in moments.items() if k.rsplit(".", 1)[0] == name}
+                        if keys:
+                            optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in keys.items()}
+            except Exception as error:  # safetensors, json and torch have no error in common
                 raise ForgeError(f"{folder} cannot be read ({type(error).__name__}): delete it to resume from the one before") from None
-            with torch.no_grad():
-                for name, p in model.named_parameters():
-                    p.copy_(weights[name])
-                    keys = {k.rsplit(".", 1)[1]: v for k, v in moments.items() if k.rsplit(".", 1)[0] == name}
-                    if keys:
-                        optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in keys.items()}
         self._cut_after(step)
         return step
 
@@ -205,7 +216,7 @@ class Run:
                               "token_ids": [r.completion for r in rows]})
             raise ForgeError(f"step {step}: {bad} is not finite; the batch is in {path}, the last checkpoint is intact: "
                              "look at the batch, or lower lr")
-        if figures.get("mismatch", 0.0) > self.cfg.max_mismatch:
+        if not figures.get("mismatch", 0.0) <= self.cfg.max_mismatch:  # a NaN stops too
             raise ForgeError(f"step {step}: engine and trainer log-probs differ by {figures['mismatch']:.3g} nats on average "
                              f"(max_mismatch {self.cfg.max_mismatch:g}): the engine does not hold the trainer's weights")
         used = memory_gib()
@@ -257,8 +268,10 @@ def load_config(folder: str | Path) -> GRPOConfig:
         return from_dict(json.loads(path.read_text("utf8"))["settings"])
     except FileNotFoundError:
         raise ForgeError(f"{path} does not exist: is {folder} a run folder?") from None
-    except (json.JSONDecodeError, KeyError) as error:
-        raise ForgeError(f"{path} is broken ({error}): restore it, or start a new run") from None
+    except ForgeError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ForgeError(f"{path} is broken ({type(error).__name__}): restore it, or start a new run") from None
 
 
 def load_metrics(folder: str | Path) -> list[dict]:
