@@ -2,8 +2,8 @@
 
 import os
 
-# Waiting OpenMP threads soon sleep instead of spinning: with two builds on two cores, spinning costs a factor of five.
-# It counts only when it is set before torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# Waiting OpenMP threads sleep instead of spinning. Two builds on two cores, or two threads that the system keeps on one
+# core, are several times slower when they spin. It counts only when it is set before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
