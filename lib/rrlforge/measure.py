@@ -9,6 +9,7 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,15 +72,17 @@ def tiny(name: str) -> dict:
     return record
 
 
-def gsm8k(name: str) -> dict:
+def gsm8k(name: str, **changes) -> dict:
     model = os.environ.get("RRLFORGE_MODEL", "Qwen/Qwen3-0.6B")
     seeds = tuple(int(s) for s in os.environ.get("RRLFORGE_SEEDS", "0").split(","))
-    settings = {**config.PRESETS["gsm8k"], "model": model, "data": os.environ.get("RRLFORGE_GSM8K", "")}
+    settings = {**config.PRESETS["gsm8k"], "model": model, "data": os.environ.get("RRLFORGE_GSM8K", ""), **changes}
     return training_record(name, settings, seeds)
 
 
 RECIPES: dict[str, Recipe] = {
     "train/tiny": Recipe("tiny on a CPU, three seeds: reward, held-out accuracy, time (about 6 minutes)", tiny),
+    "train/gsm8k-20-steps": Recipe("20 steps of the same, the first 512 test problems before and after (about 5 minutes)",
+                                   partial(gsm8k, steps=20, eval_problems=512)),
     "train/gsm8k-forge": Recipe("GRPO on GSM8K on one GPU (RRLFORGE_MODEL, RRLFORGE_SEEDS choose the model and the seeds)", gsm8k),
 }
 
