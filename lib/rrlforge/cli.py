@@ -115,7 +115,7 @@ def default_task(model: str) -> str:
 
 
 def run_eval(options: argparse.Namespace) -> None:
-    from rrlforge import engines, evaluate, models, tasks
+    from rrlforge import engines, evaluate, tasks
 
     task = tasks.load_task(options.task or default_task(options.model), options.data or None)
     problems = task.test if options.split == "test" else task.train

@@ -19,7 +19,8 @@ from statsmodels.stats.proportion import proportion_confint
 from rrlforge import answers, tasks
 from rrlforge.engines import Sampling
 from rrlforge.errors import ForgeError
-from rrlforge.runs import versions, write_json
+from rrlforge.records import versions
+from rrlforge.runs import write_json
 
 
 def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:

