@@ -1,14 +1,10 @@
-"""How each record of the book is measured: `rrlforge record NAME` runs its recipe and writes book/records/NAME.json.
-
-RRLFORGE_RUNS names the folder that keeps the runs behind the records (default runs/); a finished run found
-there is read, not repeated.
+"""Records of trainings. RRLFORGE_RUNS names the folder that keeps the runs behind them (default runs/); a finished
+run found there is read, not repeated.
 """
 from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +12,10 @@ import torch
 
 from rrlforge import config, forge, records, report, runs
 from rrlforge.course import find_root
-from rrlforge.errors import ForgeError
+from rrlforge.measure.recipe import Recipe
 
 SERIES = ("reward", "accuracy", "entropy", "kl", "length", "truncated", "grad_norm", "flat_groups", "clip_share", "mismatch",
           "rollout_s", "train_s", "sync_s", "step_s", "tokens", "memory_gib")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    about: str
-    measure: Callable[[str], dict]
 
 
 def run_or_read(name: str, cfg: config.GRPOConfig) -> Path:
@@ -86,9 +76,3 @@ RECIPES: dict[str, Recipe] = {
     "train/gsm8k-forge": Recipe("GRPO on GSM8K on one GPU (RRLFORGE_MODEL, RRLFORGE_SEEDS choose the model and the seeds)", gsm8k),
 }
 
-
-def run(name: str) -> str:
-    """Measure record `name` and save it; returns its path. `ForgeError` names the known records."""
-    if name not in RECIPES:
-        raise ForgeError(f"no recipe for record {name!r}: known are {', '.join(RECIPES)}")
-    return str(records.save(name, RECIPES[name].measure(name)))
