@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """about: one line for `rrlforge record --list`, with the time it takes; measure(name) returns the record."""
+    """about: one line for the list that `rrlforge record` prints, with the time it takes; measure(name) returns the record."""
 
     about: str
     measure: Callable[[str], dict]
