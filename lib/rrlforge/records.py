@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .course import find_root
 from .errors import ForgeError
+from .files import write_json
 
 KEYS = ("figures", "series", "origin")
 ORIGIN = ("device", "memory_cap", "versions", "model", "data", "command", "date", "commit")
@@ -32,14 +33,11 @@ def record_path(name, folder=None):
 
 
 def save(name, record, folder=None):
-    """Write a record beside its place and rename it; returns its path. ForgeError if a key is missing."""
+    """Replace a record by `record`, whole or not at all; returns its path. ForgeError if a key is missing."""
     path = record_path(name, folder)
     _check(record, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf8")
-    os.replace(beside, path)
-    return path
+    return write_json(path, record)
 
 
 def load(name, folder=None):

@@ -1,11 +1,12 @@
 """What a finished run has to say: a summary in a few lines, and its curve as a picture."""
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 
 from rrlforge import plots
 from rrlforge.errors import ForgeError
+from rrlforge.files import write_atomically
 from rrlforge.runs import load_config, load_metrics, read_lines
 
 
@@ -78,14 +79,13 @@ def draw_record(record: dict, path: str | Path, title: str) -> Path:
 
 
 def _write(figure, path: Path) -> Path:
-    beside = path.with_name(path.name + ".part")
-    figure.savefig(beside, format="png", dpi=150)
-    os.replace(beside, path)
-    return path
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    return write_atomically(path, image.getvalue())
 
 
 def save_training_curve(folder: str | Path) -> Path:
-    """Draw the run's curve into curve.png (beside, then renamed) and return its path."""
+    """Draw the run's curve into curve.png and return its path."""
     import matplotlib
     from matplotlib.figure import Figure
 
