@@ -62,6 +62,12 @@ def test_byte_order_mark_crlf_blank_lines_and_line_separators_are_read(folder):
     ('{"question": "a", "answer": 5}', "field 'answer'"),
     ('{"question": "a", "answer": "it is 5"}', "#### N"),
     ('{"question": "a", "answer": "#### five"}', "#### N"),
+    ('{"question": 7, "answer": "#### 5"}', "field 'question'"),
+    ("[" * 10**5, "cannot be read (RecursionError)"),
+    ('{"question": ' + "[" * 10**5, "cannot be read (RecursionError)"),
+    ('{"question": ' + "9" * 5000 + ', "answer": "#### 5"}', "cannot be read (ValueError)"),
+    (r'{"question": "a\ud83d", "answer": "#### 5"}', r"half a character (\ud83d) in field 'question'"),
+    (r'{"question": "a", "answer": "\udc00 #### 5"}', r"half a character (\udc00) in field 'answer'"),
 ])
 def test_a_bad_line_is_named_in_one_line(folder, line, says):
     (folder / "train.jsonl").write_text(json.dumps(ROW) + "\n" + line + "\n")
@@ -72,12 +78,30 @@ def test_a_bad_line_is_named_in_one_line(folder, line, says):
 
 
 @pytest.mark.parametrize("content, says", [
-    (b"", "is empty"), (b"\n \n", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "is missing")])
+    (b"", "is empty"), (b"\xef\xbb\xbf", "is empty"), (b"\n \n", "is empty"), (b"\r\n", "is empty"),
+    (b"\xff\xfe", "is not UTF-8"), (b"PAR1\x15\x04\xff\x00PAR1", "is not UTF-8"), (None, "is missing")])
 def test_an_unusable_file_is_named(folder, content, says):
     path = folder / "test.jsonl"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ForgeError, match=f"test.jsonl {says}"):
         tasks.load_task("gsm8k", folder)
+
+
+def test_a_folder_in_place_of_a_file_is_named(folder):
+    (folder / "train.jsonl").unlink()
+    (folder / "train.jsonl").mkdir()
+    with pytest.raises(ForgeError, match=r"train.jsonl cannot be read \(Is a directory\)"):
+        tasks.load_task("gsm8k", folder)
+
+
+def test_a_line_of_a_whole_pair_of_surrogates_is_read(folder):
+    (folder / "test.jsonl").write_text(r'{"question": "\ud83d\ude00", "answer": "#### 5"}')
+    assert tasks.load_task("gsm8k", folder).test[0].question == "\U0001f600"
+
+
+def test_a_home_folder_of_nobody_is_refused_in_one_line():
+    with pytest.raises(ForgeError, match="no folder ~nobody-of-this-name/x/y"):
+        tasks.load_task("gsm8k", "~nobody-of-this-name/x/y")
 
 
 def test_a_missing_folder_and_a_file_in_its_place_are_refused(folder):
@@ -171,6 +195,37 @@ def test_the_hubs_parquet_layout_is_read(tmp_path, monkeypatch, hub):
     task = tasks.load_task("gsm8k")
     assert [p.question for p in task.train + task.test] == ["train", "test"]
     assert asked[0][0] == "openai/gsm8k" and asked[0][1]["repo_type"] == "dataset"
+
+
+def test_a_folder_in_the_hubs_layout_is_read_from_disk(tmp_path):
+    write_parquet(tmp_path)
+    assert [p.question for p in tasks.load_task("gsm8k", f"{tmp_path}/").test] == ["test"]
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PAR1\x00\x00PAR1", b"ARROW1\x00\x00\xff\xff\xff\xff"])
+def test_junk_in_place_of_parquet_is_one_line(tmp_path, content, capfd):
+    write_parquet(tmp_path)
+    path = tmp_path / "main" / "train-00000-of-00001.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ForgeError, match="does not read as parquet") as caught:
+        tasks.load_task("gsm8k", tmp_path)
+    assert str(path) in str(caught.value) and "RRLFORGE_GSM8K" in str(caught.value) and "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_rows_of_parquet_are_held_to_the_same_as_lines(tmp_path):
+    import datasets
+
+    write_parquet(tmp_path)
+    path = tmp_path / "main" / "train-00000-of-00001.parquet"
+    for rows, says in (([{"question": 7, "answer": "#### 5"}], "row 1 has no text in field 'question'"),
+                       ([{"text": "a"}], "row 1 has no text in field 'question'")):
+        datasets.Dataset.from_list(rows).to_parquet(path)
+        with pytest.raises(ForgeError, match=says):
+            tasks.load_task("gsm8k", tmp_path)
+    datasets.Dataset.from_dict({"question": [], "answer": []}).to_parquet(path)
+    with pytest.raises(ForgeError, match="does not read as parquet"):
+        tasks.load_task("gsm8k", tmp_path)
 
 
 def test_the_cache_serves_when_the_hub_does_not_answer(tmp_path, monkeypatch, hub):

@@ -93,14 +93,16 @@ SPLITS = ("train", "test")
 def load_gsm8k(data: str | Path | None = None) -> Task:
     """GSM8K from `data`, from the folder that RRLFORGE_GSM8K names, from ModelScope, or from the hub."""
     source = str(data or os.environ.get("RRLFORGE_GSM8K", ""))
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
+    here = bool(source) and folder.is_dir()
     if not source:
         folder = download(GSM8K_MODELSCOPE if use_modelscope() else GSM8K_HUB, "dataset", GSM8K_FILES)
     elif not folder.exists() and HUB_ID.fullmatch(source):
         folder = download(source, "dataset", GSM8K_FILES)
-    elif not folder.is_dir():
+    elif not here:
         raise ForgeError(f"GSM8K: no folder {source}: name one that holds train.jsonl and test.jsonl")
-    read = read_jsonl if (folder / "train.jsonl").exists() or source == str(folder) else read_parquet
+    is_jsonl = (folder / "train.jsonl").exists() or here and not (folder / "main").is_dir()
+    read = read_jsonl if is_jsonl else read_parquet
     train, test = (read(folder, split) for split in SPLITS)
     return Task("gsm8k", GSM8K_INSTRUCTION, train, test, max_new_tokens=400)
 
@@ -114,6 +116,9 @@ def read_jsonl(folder: Path, split: str) -> list[Problem]:
         raise ForgeError(f"GSM8K: {path} is missing: the folder needs train.jsonl and test.jsonl") from None
     except UnicodeDecodeError as error:
         raise ForgeError(f"GSM8K: {path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
+    except OSError as error:
+        raise ForgeError(f"GSM8K: {path} cannot be read ({error.strerror}): put a file of one problem a line "
+                         "there") from None
     problems = [gsm8k_problem(parse_json(line, f"{path}:{number}"), f"{path}:{number}")
                 for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not problems:
@@ -127,6 +132,9 @@ def parse_json(line: str, place: str) -> object:
     except json.JSONDecodeError as error:
         raise ForgeError(f"GSM8K: {place} is no JSON ({error.msg} at column {error.colno}): "
                          "repair the line") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, brackets 100,000 deep
+        raise ForgeError(f"GSM8K: {place} is JSON that cannot be read ({type(error).__name__}): one object "
+                         "with the texts question and answer is expected") from None
 
 
 def gsm8k_problem(row: object, place: str) -> Problem:
@@ -135,6 +143,9 @@ def gsm8k_problem(row: object, place: str) -> Problem:
         value = row.get(name) if isinstance(row, dict) else None
         if not isinstance(value, str) or not value.strip():
             raise ForgeError(f"GSM8K: {place} has no text in field {name!r}: question and answer are needed")
+        if lone := re.search("[\ud800-\udfff]", value):
+            raise ForgeError(f"GSM8K: {place} has half a character (\\u{ord(lone[0]):x}) in field {name!r}: "
+                             "write the character whole, or drop it")
     gold = row["answer"].rpartition("####")[2] if "####" in row["answer"] else ""
     answer = extract_answer(gold)
     if answer is None:
@@ -150,7 +161,11 @@ def read_parquet(folder: Path, split: str) -> list[Problem]:
     if not files:
         raise ForgeError(f"GSM8K: {folder} has no main/{split}*.parquet and no {split}.jsonl: "
                          "set RRLFORGE_GSM8K to a folder with train.jsonl and test.jsonl")
-    rows = datasets.load_dataset("parquet", data_files=files, split="train")
+    try:
+        rows = datasets.load_dataset("parquet", data_files=files, split="train")
+    except Exception as error:  # its own errors, pyarrow's and the system's have no base in common
+        raise ForgeError(f"GSM8K: {files[0]} does not read as parquet ({type(error).__name__}): fetch it again, "
+                         "or set RRLFORGE_GSM8K to a folder with train.jsonl and test.jsonl") from None
     return [gsm8k_problem(row, f"{files[0]} row {number}") for number, row in enumerate(rows, 1)]
 
 
