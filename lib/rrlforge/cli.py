@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import sys
 import time
 from pathlib import Path
@@ -62,15 +63,16 @@ def build_parser() -> Parser:
     train.set_defaults(run=run_train)
 
     score = commands.add_parser("eval", help="accuracy with its interval, pass@k, and the protocol")
-    score.add_argument("--model", default="tiny", help="tiny, a folder (a run's model/ too), or a hub id")
-    score.add_argument("--task", default="", choices=("", "arith", "gsm8k"), help="empty: that of the run, arith for tiny, gsm8k otherwise")
-    score.add_argument("--data", default="", help="folder with train.jsonl and test.jsonl")
+    score.add_argument("--model", default="tiny", help="tiny, a folder (RUN/model too), or a hub id")
+    score.add_argument("--task", default="", choices=("", "arith", "gsm8k"),
+                       help="empty: that of the run, arith for tiny, gsm8k otherwise")
+    score.add_argument("--data", default="", help="folder with train.jsonl and test.jsonl; empty: that of the run, or the task's own")
     score.add_argument("--problems", type=int, default=0, help="first N problems; 0: all")
     score.add_argument("--split", choices=("test", "train"), default="test", help="which problems")
     score.add_argument("--samples", type=int, default=1, help="completions a problem")
     score.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     score.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling")
-    score.add_argument("--max-new-tokens", type=int, default=0, help="0: the task's own")
+    score.add_argument("--max-new-tokens", type=int, default=0, help="0: that of the run, or the task's own")
     score.add_argument("--thinking", action="store_true", help="let the template open a think block (Qwen3)")
     score.add_argument("--engine", choices=("auto", "hf", "vllm"), default="auto", help="auto: vllm on CUDA, hf on a CPU")
     score.add_argument("--engine-gib", type=float, default=8.0, help="GiB of GPU memory for vLLM")
@@ -104,31 +106,76 @@ def run_train(options: argparse.Namespace) -> None:
     print(f"run {folder} · curve {picture} · model {folder / 'model'}")
 
 
-def default_task(model: str) -> str:
-    """The task that a run trained its model on, arith for tiny, gsm8k for the rest."""
+def run_of(model: str) -> Path | None:
+    """The folder of the run that trained `model`, which then is its model/; None for any other model."""
+    folder = Path(os.path.expanduser(model)).resolve()
+    run = folder.parent
+    is_run = folder.name == "model" and (run / "config.json").is_file() and (run / "metrics.jsonl").is_file()
+    return run if is_run else None
+
+
+def take_from_run(options: argparse.Namespace) -> str:
+    """Fill task, data and max_new_tokens of an eval that were not given with those of the model's run.
+
+    Returns a line that says what was taken, "" for nothing. Data and length of a run belong to its task: with
+    another --task they are left alone.
+    """
     from rrlforge import runs
 
-    parent = Path(model).parent
-    if (parent / "config.json").is_file() and (parent / "metrics.jsonl").is_file():
-        return runs.load_config(parent).task_name
-    return GRPOConfig(model=model).task_name
+    run = run_of(options.model)
+    if run is None:
+        options.task = options.task or GRPOConfig(model=options.model).task_name
+        return ""
+    cfg = runs.load_config(run)
+    taken = {}
+    if options.task in ("", cfg.task_name):
+        own = {"task": cfg.task_name, "data": cfg.data, "max_new_tokens": cfg.max_new_tokens}
+        taken = {name: value for name, value in own.items() if value and not getattr(options, name)}
+        vars(options).update(taken)
+    words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items())
+    return f"from the run {run.name}: {words}" if words else ""
+
+
+def check_model(name: str) -> None:
+    """Raise `ForgeError` where there is no such model, before anything takes time. tiny is made when it is loaded."""
+    from rrlforge import models, tasks
+
+    if models.TINY.fullmatch(name):
+        return
+    if tasks.HUB_ID.fullmatch(name) and not Path(name).exists():
+        tasks.download(name, "model", ["config.json"])
+    else:
+        models.model_folder(name)
+
+
+def check_eval(options: argparse.Namespace) -> None:
+    """Raise `ForgeError` for options that cannot be right, whatever model and task are."""
+    if options.problems < 0 or options.samples < 1:
+        raise ForgeError(f"--problems {options.problems} --samples {options.samples}: at least 0 and 1")
+    if options.max_new_tokens < 0:
+        raise ForgeError(f"--max-new-tokens {options.max_new_tokens}: at least 0")
+    if options.out and not Path(options.out).parent.is_dir() or Path(options.out or "x.json").is_dir():
+        raise ForgeError(f"--out {options.out}: name a file in a folder that exists")
+    if not 0.5 <= options.engine_gib <= 1024:
+        raise ForgeError(f"--engine-gib {options.engine_gib:g}: outside [0.5, 1024]")
 
 
 def run_eval(options: argparse.Namespace) -> None:
     from rrlforge import engines, evaluate, tasks
 
-    task = tasks.load_task(options.task or default_task(options.model), options.data or None)
-    problems = task.test if options.split == "test" else task.train
-    if options.problems < 0 or options.samples < 1:
-        raise ForgeError(f"--problems {options.problems} --samples {options.samples}: at least 0 and 1")
-    problems = problems[:options.problems or None]
+    check_eval(options)
+    check_model(options.model)
+    taken = take_from_run(options)
+    try:
+        task = tasks.load_task(options.task, options.data or None)
+    except ForgeError as error:
+        raise ForgeError(f"{error} ({taken})" if "--data" in taken else str(error)) from None
+    problems = (task.test if options.split == "test" else task.train)[:options.problems or None]
     limit = options.max_new_tokens or task.max_new_tokens
     sampling = engines.Sampling(limit, options.temperature, options.top_p, options.seed)
     evaluate.check(sampling, options.samples, problems)
-    if options.out and not Path(options.out).parent.is_dir() or Path(options.out or "x.json").is_dir():
-        raise ForgeError(f"--out {options.out}: name a file in a folder that exists")
-    if not 0.5 <= options.engine_gib <= 1024:
-        raise ForgeError(f"--engine-gib {options.engine_gib:g}: outside [0.5, 1024]")
+    if taken:
+        print(taken, flush=True)
     engine, tokenizer = engines.standalone(options.model, problems, task, limit, options.engine, options.engine_gib,
                                            options.thinking)
     score = evaluate.evaluate(engine, tokenizer, task, problems, sampling, options.samples, options.split, options.thinking)
