@@ -19,8 +19,8 @@ from statsmodels.stats.proportion import proportion_confint
 from rrlforge import answers, tasks
 from rrlforge.engines import Sampling
 from rrlforge.errors import ForgeError
+from rrlforge.files import write_json
 from rrlforge.records import versions
-from rrlforge.runs import write_json
 
 
 def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -89,7 +89,7 @@ class Score:
                 f"({len(self.right)} problems x {self.samples})")
 
     def save(self, path: str | Path) -> None:
-        write_json(Path(path), asdict(self))
+        write_json(path, asdict(self))
 
 
 def load_score(path: str | Path) -> Score:
