@@ -36,6 +36,11 @@ def gradient(model, rows, cfg, reference=None, limit=1000):
     return loss, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+def differences(model, row):
+    with torch.no_grad():
+        return forge.forward(model, [row], GRPOConfig()) - torch.tensor(row.engine_logp, dtype=torch.float64)
+
+
 # ---------------------------------------------------------------- advantages
 
 def test_one_right_of_eight_gives_the_textbook_advantages():
@@ -196,6 +201,26 @@ def test_skipping_flat_groups_changes_nothing():
     figures = forge.update(model, None, torch.optim.SGD(model.parameters(), lr=0.0), rows, cfg, 10)
     assert figures["grad_norm"] == pytest.approx(norm, rel=1e-9)
     assert figures["loss"] == pytest.approx(full, rel=1e-6, abs=1e-9)
+
+
+def test_mismatch_is_measured_where_the_engine_gave_log_probs_and_moves_nothing():
+    model, cfg = toy_model(), GRPOConfig()
+    rows = make_rows(model, [4, 9, 7, 5], group_size=2, engine_noise=0.25)
+    _, whole = gradient(model, rows, cfg)
+    for row in rows[1::2]:
+        row.engine_logp = None
+    assert torch.equal(gradient(model, rows, cfg)[1], whole)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    figures = forge.update(model, None, optimizer, rows, cfg, 100)
+    want = [abs(float(x)) for row in rows[::2] for x in differences(model, row)]
+    assert figures["mismatch"] == pytest.approx(sum(want) / len(want), rel=1e-6)
+    assert figures["mismatch_max"] == pytest.approx(max(want), rel=1e-6)
+    for row in rows:  # the only rows with a signal carry no log-probs: the first of the part stands in
+        row.advantage = 0.0
+    rows[3].advantage = 1.0
+    figures = forge.update(model, None, optimizer, rows, cfg, 100)
+    want = [abs(float(x)) for x in differences(model, rows[0])]
+    assert figures["mismatch"] == pytest.approx(sum(want) / len(want), rel=1e-6)
 
 
 def test_two_updates_a_rollout_use_halves_and_the_ratio_moves():

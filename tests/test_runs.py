@@ -83,6 +83,22 @@ def test_a_folder_with_a_run_is_refused_and_a_second_process_too(tmp_path):
     Run(tmp_path / "r", GRPOConfig(), resume=True)
 
 
+def test_a_run_left_by_an_error_closes_its_engine_and_gives_up_its_lock(tmp_path):
+    class Engine:
+        closed = 0
+
+        def close(self):
+            assert (tmp_path / "r" / ".lock").exists()
+            Engine.closed += 1
+
+    with pytest.raises(KeyboardInterrupt), Run(tmp_path / "r", GRPOConfig()) as run:
+        run.closing(Engine())
+        run.begin()
+        raise KeyboardInterrupt
+    assert Engine.closed == 1
+    Run(tmp_path / "r", GRPOConfig(), resume=True).close()  # not "in use by another process"
+
+
 def test_an_unknown_reward_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ForgeError, match="correct"):
         Run(tmp_path / "r", GRPOConfig(rewards="corect=1"))

@@ -28,6 +28,11 @@ def main(folder: str) -> None:
     assert {i[-1] for i, r in zip(done.token_ids, done.finish_reason) if r == "stop"} <= set(ends)
     if device == "cpu":  # on CUDA the order in which rows meet the sampler is not fixed
         assert done.token_ids == engine.generate(prompts, 4, Sampling(32, temperature=0.7, seed=3)).token_ids
+    some = engine.generate(prompts, 4, Sampling(8, seed=3, logprobs="first"))  # log-probs of one completion a prompt
+    assert [p is not None for p in some.logprobs] == [True, False, False, False] * 2
+    assert len(some.logprobs[4]) == len(some.token_ids[4]) and len(some.token_ids) == 8
+    none = engine.generate(prompts, 2, Sampling(8, seed=3, logprobs="none"))
+    assert none.logprobs == [None] * 4 and len(none.token_ids) == 4
     for i, (ids, logprobs) in enumerate(zip(done.token_ids, done.logprobs)):  # tempered log-probs
         prompt = prompts[i // 4]
         logits = model(input_ids=torch.tensor([prompt + ids], device=device)).logits[0, len(prompt) - 1:-1].float() / 0.7

@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from statsmodels.stats.proportion import proportion_confint
@@ -106,7 +106,8 @@ def evaluate(engine, tokenizer, task: tasks.Task, problems: list[tasks.Problem],
     """Draw n completions for each problem and score them by `answers.is_correct`; temperature 0 is greedy."""
     check(sampling, n, problems)
     start = time.perf_counter()
-    done = engine.generate([tasks.prompt_ids(tokenizer, p, task, thinking) for p in problems], n, sampling)
+    drawn = replace(sampling, logprobs="none")
+    done = engine.generate([tasks.prompt_ids(tokenizer, p, task, thinking) for p in problems], n, drawn)
     texts = tokenizer.batch_decode(done.token_ids, skip_special_tokens=True)
     hits = [answers.is_correct(text, problems[i // n].answer) for i, text in enumerate(texts)]
     right = [sum(hits[i:i + n]) for i in range(0, len(hits), n)]
@@ -132,7 +133,7 @@ def protocol(task, problems, sampling: Sampling, n: int, split: str, thinking: b
     return {
         "task": task.name, "split": split, "problems": len(problems),
         "problems_sha256": _digest("\n".join(p.question + "\t" + p.answer for p in problems)),
-        "instruction": task.instruction, "thinking": thinking, **asdict(sampling), "n": n,
+        "instruction": task.instruction, "thinking": thinking, **{k: v for k, v in asdict(sampling).items() if k != "logprobs"}, "n": n,
         "extractor_sha256": _digest(inspect.getsource(answers)), "engine": type(engine).__name__, "versions": versions(),
     }
 

@@ -20,8 +20,9 @@ DeepSeekMath formula (arXiv 2402.03300, eq. 3), and why:
 10. The optimiser is AdamW with gradient clipping, warm-up and linear decay. updates_per_rollout cuts a rollout by
     whole groups, epochs passes over it again; the ratio then leaves 1.
 
-Two figures use the engine's log-probs in place of pi: entropy = -mean log p over all sampled tokens (an unbiased
-estimate), and kl, with k3, over evenly spaced rows of about token_budget tokens.
+The engine is asked for the log-probs of one completion a prompt (of all, with importance_cap). Three figures are
+measured on those: mismatch, entropy = -mean log p over their tokens (an unbiased estimate), and kl, with k3, over
+evenly spaced rows of about token_budget tokens, the engine's log-probs standing for pi.
 """
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ from rrlforge.runs import Run
 
 @dataclass
 class Row:
-    """One completion on its way through the step. weight is its share of the loss, per token."""
+    """One completion on its way through the step. weight is its share of the loss, per token; engine_logp is None
+    where the engine was not asked for it."""
 
     prompt: list[int]
     completion: list[int]
-    engine_logp: list[float]
+    engine_logp: list[float] | None
     truncated: bool
     advantage: float = 0.0
     weight: float = 0.0
@@ -167,7 +169,7 @@ def accumulate(model, reference, rows: list[Row], cfg: GRPOConfig, seen: dict) -
     for batch in micro_batches(rows, cfg.token_budget):
         logp = forward(model, batch, cfg)
         old = logp.detach() if batch[0].old_logp is None else torch.cat([r.old_logp for r in batch])
-        engine_logp = torch.tensor([x for r in batch for x in r.engine_logp], device=device)
+        engine_logp = torch.tensor([x for r in batch for x in r.engine_logp or [math.nan] * len(r.completion)], device=device)
         with torch.no_grad():
             ref_logp = forward(reference, batch, cfg) if cfg.beta > 0 else None
         loss, clipped = grpo_loss(logp, old, spread(batch, [r.advantage for r in batch], device),
@@ -176,7 +178,8 @@ def accumulate(model, reference, rows: list[Row], cfg: GRPOConfig, seen: dict) -
         total += float(loss.detach())
         seen["ratio"].append((logp.detach() - old).exp())
         seen["clipped"].append(clipped.float())
-        seen["mismatch"].append((old - engine_logp).abs())
+        known = spread(batch, [float(r.engine_logp is not None) for r in batch], device) > 0
+        seen["mismatch"].append((old - engine_logp).abs()[known])
     return total
 
 
@@ -190,7 +193,7 @@ def update(model, reference, optimizer, rows: list[Row], cfg: GRPOConfig, max_ne
     for part in parts * cfg.epochs:
         set_weights(part, cfg, max_new_tokens)
         live = [r for r in part if r.weight > 0 and (r.advantage != 0 or cfg.beta > 0)]
-        live = live or part[:1]  # no group has a signal: one row still measures the mismatch
+        live += [] if any(r.engine_logp for r in live) else part[:1]  # that row moves nothing, and measures the mismatch
         losses.append(accumulate(model, reference, live, cfg, seen))
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm)))
         if not math.isfinite(losses[-1] + norms[-1]):
@@ -207,7 +210,8 @@ def update(model, reference, optimizer, rows: list[Row], cfg: GRPOConfig, max_ne
 @torch.no_grad()
 def measure_kl(reference, rows: list[Row], cfg: GRPOConfig) -> float:
     """Mean k3 to the start over evenly spaced rows (about one micro-batch), the engine's log-probs standing for pi."""
-    some = rows[::max(1, sum(len(r.prompt) + len(r.completion) for r in rows) // cfg.token_budget)]
+    known = [r for r in rows if r.engine_logp is not None]
+    some = known[::max(1, sum(len(r.prompt) + len(r.completion) for r in known) // cfg.token_budget)]
     batches = micro_batches(some, cfg.token_budget)
     logp = torch.tensor([x for batch in batches for r in batch for x in r.engine_logp], device=reference.device)
     return float(k3(torch.cat([forward(reference, batch, cfg) for batch in batches]), logp).mean())
@@ -219,56 +223,53 @@ def train(cfg: GRPOConfig, folder: str | Path, resume: bool = False) -> Path:
     """Run GRPO as `cfg` says, writing into `folder`; returns it. `resume` goes on from the last checkpoint."""
     task = tasks.load_task(cfg.task_name, cfg.data or None)
     model, tokenizer = models.load_model(cfg.model)
-    run = Run(folder, cfg, resume)  # the folder is locked, nothing is written yet
-    if cfg.activation_checkpointing:
-        model.train().gradient_checkpointing_enable({"use_reentrant": False})
-    reference = copy.deepcopy(model).eval() if cfg.reference_every else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, cfg.adam_beta2),
-                                  weight_decay=cfg.weight_decay, fused=model.device.type == "cuda")
-    start = run.restore(model, optimizer) if resume else 0
-    limit = cfg.max_new_tokens or task.max_new_tokens
-    engine = engines.make_engine(cfg, model, tokenizer, task, limit)
-    run.begin()
-    if start == 0:
-        evaluate.during_run(run, 0, engine, tokenizer, task, limit)
-    for step in run.progress(range(start, cfg.steps)):
-        clock = [time.perf_counter()]
-        # sample
-        problems = schedule.pick(task.train, step, cfg.prompts_per_step, cfg.seed)
-        prompts = [tasks.prompt_ids(tokenizer, p, task) for p in problems]
-        done = engine.generate(prompts, cfg.group_size, engines.Sampling(
-            limit, cfg.temperature, seed=schedule.rollout_seed(cfg.seed, step)))
-        engine.sleep()
-        clock.append(time.perf_counter())
-        # reward
-        texts = tokenizer.batch_decode(done.token_ids, skip_special_tokens=True)
-        golds = [p.answer for p in problems for _ in range(cfg.group_size)]
-        scores, parts = rewards.score(texts, golds, parse_rewards(cfg.rewards))
-        # advantage
-        grouped = torch.tensor(scores, dtype=torch.float64).view(-1, cfg.group_size)
-        advantages = group_advantages(grouped, cfg.advantage_scale).flatten().tolist()
-        rows = [Row(prompts[i // cfg.group_size], done.token_ids[i], done.logprobs[i], done.finish_reason[i] == "length",
-                    advantages[i]) for i in range(len(texts))]
-        # log-probs, loss, step
-        kl = measure_kl(reference, rows, cfg) if cfg.reference_every and step % cfg.reference_every == 0 else None
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(step, cfg)
-        figures = update(model, reference, optimizer, rows, cfg, limit)
-        run.check(step, figures, scores, rows, texts)
-        clock.append(time.perf_counter())
-        # sync
-        engine.wake()
-        engine.sync(model)
-        clock.append(time.perf_counter())
-        run.log_step(step, problems, texts, scores, parts, done, figures, kl, clock)
-        if cfg.eval_every and (step + 1) % cfg.eval_every == 0 and step + 1 < cfg.steps:
-            evaluate.during_run(run, step + 1, engine, tokenizer, task, limit)
-        if cfg.checkpoint_every and (step + 1) % cfg.checkpoint_every == 0 and step + 1 < cfg.steps:
-            run.save(step + 1, model, optimizer)
-    if start < cfg.steps:
-        evaluate.during_run(run, cfg.steps, engine, tokenizer, task, limit)
-        run.save(cfg.steps, model, optimizer)
-    run.save_model(model, tokenizer)
-    engine.close()
-    run.close()
+    with Run(folder, cfg, resume) as run:  # the folder is locked, nothing is written yet
+        if cfg.activation_checkpointing:
+            model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        reference = copy.deepcopy(model).eval() if cfg.reference_every else None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, cfg.adam_beta2),
+                                      weight_decay=cfg.weight_decay, fused=model.device.type == "cuda")
+        start = run.restore(model, optimizer) if resume else 0
+        limit = cfg.max_new_tokens or task.max_new_tokens
+        engine = run.closing(engines.make_engine(cfg, model, tokenizer, task, limit))
+        run.begin()
+        if start == 0:
+            evaluate.during_run(run, 0, engine, tokenizer, task, limit)
+        for step in run.progress(range(start, cfg.steps)):
+            clock = [time.perf_counter()]
+            # sample
+            problems = schedule.pick(task.train, step, cfg.prompts_per_step, cfg.seed)
+            prompts = [tasks.prompt_ids(tokenizer, p, task) for p in problems]
+            done = engine.generate(prompts, cfg.group_size, engines.Sampling(
+                limit, cfg.temperature, 1.0, schedule.rollout_seed(cfg.seed, step), "all" if cfg.importance_cap else "first"))
+            engine.sleep()
+            clock.append(time.perf_counter())
+            # reward
+            texts = tokenizer.batch_decode(done.token_ids, skip_special_tokens=True)
+            golds = [p.answer for p in problems for _ in range(cfg.group_size)]
+            scores, parts = rewards.score(texts, golds, parse_rewards(cfg.rewards))
+            # advantage
+            grouped = torch.tensor(scores, dtype=torch.float64).view(-1, cfg.group_size)
+            advantages = group_advantages(grouped, cfg.advantage_scale).flatten().tolist()
+            rows = [Row(prompts[i // cfg.group_size], done.token_ids[i], done.logprobs[i], done.finish_reason[i] == "length",
+                        advantages[i]) for i in range(len(texts))]
+            # log-probs, loss, step
+            kl = measure_kl(reference, rows, cfg) if cfg.reference_every and step % cfg.reference_every == 0 else None
+            schedule.set_learning_rate(optimizer, step, cfg)
+            figures = update(model, reference, optimizer, rows, cfg, limit)
+            run.check(step, figures, scores, rows, texts)
+            clock.append(time.perf_counter())
+            # sync
+            engine.wake()
+            engine.sync(model)
+            clock.append(time.perf_counter())
+            run.log_step(step, problems, texts, scores, parts, done, figures, kl, clock)
+            if cfg.eval_every and (step + 1) % cfg.eval_every == 0 and step + 1 < cfg.steps:
+                evaluate.during_run(run, step + 1, engine, tokenizer, task, limit)
+            if cfg.checkpoint_every and (step + 1) % cfg.checkpoint_every == 0 and step + 1 < cfg.steps:
+                run.save(step + 1, model, optimizer)
+        if start < cfg.steps:
+            evaluate.during_run(run, cfg.steps, engine, tokenizer, task, limit)
+            run.save(cfg.steps, model, optimizer)
+        run.save_model(model, tokenizer)
     return run.folder

@@ -16,6 +16,7 @@ import os
 import resource
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -92,6 +93,8 @@ class Run:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ForgeError(f"{self.folder} is in use by another process: wait for it, or choose another --out") from None
+        self._stack = ExitStack()
+        self._stack.callback(self._lock.close)
         if resume:
             self._check_same(load_config(self.folder))
 
@@ -219,12 +222,13 @@ class Run:
         lengths = [len(ids) for ids in done.token_ids]
         groups = [scores[i:i + size] for i in range(0, count, size)]
         rollout, train, sync = (b - a for a, b in zip(clock, clock[1:]))
+        known = [logp for logps in done.logprobs if logps is not None for logp in logps]
         correct = rewards.correctness(texts, [p.answer for p in problems for _ in range(size)])
         record = {
             "step": step, "reward": sum(scores) / count, "accuracy": sum(correct) / count,
             **{f"reward_{name}": sum(values) / count for name, values in parts.items()},
             "flat_groups": sum(min(g) == max(g) for g in groups) / len(groups),
-            "entropy": -sum(map(sum, done.logprobs)) / done.tokens, "kl": kl, **dict.fromkeys(UNMEASURED), **figures,
+            "entropy": -sum(known) / max(len(known), 1), "kl": kl, **dict.fromkeys(UNMEASURED), **figures,
             "lr": schedule.learning_rate(step, self.cfg),
             "length": sum(lengths) / count, "length_max": max(lengths),
             "truncated": done.finish_reason.count("length") / count,
@@ -246,8 +250,21 @@ class Run:
         self.bar = tqdm(steps, desc=self.folder.name, initial=steps.start, total=steps.stop, disable=quiet, unit="step")
         return self.bar
 
+    # ---- the end, also by an error or Ctrl-C in a notebook
+
+    def closing(self, resource):
+        """Hand `resource` back, and close it when the run is left, before the lock is given up."""
+        self._stack.callback(resource.close)
+        return resource
+
     def close(self) -> None:
-        self._lock.close()
+        self._stack.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
 
 def load_config(folder: str | Path) -> GRPOConfig:

@@ -30,3 +30,8 @@ def learning_rate(step: int, cfg: GRPOConfig) -> float:
     """Linear warm-up, then linear decay to the share lr_end of the peak."""
     warm = min(1.0, (step + 1) / max(cfg.warmup_steps, 1))
     return cfg.lr * warm * (cfg.lr_end + (1 - cfg.lr_end) * (1 - step / cfg.steps))
+
+
+def set_learning_rate(optimizer, step: int, cfg: GRPOConfig) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, cfg)
