@@ -50,6 +50,8 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf8")
 
 
 def results(page):
+    """The results of a search, all of them: the page lists them one after the other."""
+    page.wait_for_function("document.querySelector('#search-results p.search-summary')?.innerText.match(/[0-9]/)")
     page.wait_for_selector("#search-results ul.search > li .context", timeout=10_000)
     return page.eval_on_selector_all("#search-results ul.search > li", "all => all.map(x => x.innerText)")
 
@@ -59,6 +61,24 @@ def test_search_finds_and_shows_where(query, html, reader):
     one = reader()
     found = results(one.open(html / "search.html", f"?q={quote(query)}"))
     assert any(query in text for text in found), found
+    assert one.errors == [] and one.outside() == []
+
+
+def marked(page, selector):
+    return page.eval_on_selector_all(selector, "all => all.map(x => x.textContent.toLowerCase())")
+
+
+@pytest.mark.parametrize(
+    "query, hits", [("显存账本", {"显存账本"}), ("KL 散度", {"kl", "散度"})]
+)
+def test_a_hit_is_marked_as_the_phrase_in_the_results_and_on_its_page(query, hits, html, reader):
+    one = reader()
+    page = one.open(html / "search.html", f"?q={quote(query)}")
+    results(page)
+    assert set(marked(page, "#search-results mark")) <= hits
+    page.locator("#search-results a[href*='book/glossary.html']").first.click()
+    page.wait_for_selector("span.highlighted", timeout=10_000)
+    assert set(marked(page, "span.highlighted")) == hits
     assert one.errors == [] and one.outside() == []
 
 
