@@ -1,5 +1,6 @@
 """What a lesson's cells call: source, quiz, record."""
 
+import ast
 import inspect
 import os
 import random
@@ -73,6 +74,18 @@ def test_setup_silences_the_progress_bar_that_is_not_there():
 
 
 # ---- show_source
+WIDE = 85  # characters of code that a page 1360 px wide shows without scrolling
+SHOWN = sorted({call for lesson in load_course().lessons if (path := chapter_path(lesson))
+                for call in re.findall(r"^show_source\((\"rrlforge\.(?:answers|rewards).*)\)$", path.read_text("utf8"), re.M)})
+
+
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_source_that_a_lesson_shows_needs_no_scrolling(arguments, shown):
+    notebook.show_source(*ast.literal_eval(f"({arguments},)"))
+    lines = [re.sub(r"^ *\d+  ", "", line) for line in shown[0]["text/plain"].split("\n")[1:]]
+    assert lines and [line for line in lines if len(line) > WIDE] == []
+
+
 def test_source_is_shown_as_it_stands_in_its_file(shown):
     notebook.show_source("rrlforge.notebook:inline")
     lines, first = inspect.getsourcelines(notebook.inline)

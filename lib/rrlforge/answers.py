@@ -1,21 +1,24 @@
 r"""Read the final answer out of a completion, and compare it with the gold answer.
 
-The rule, in order; the first mark found decides, even where it says nothing readable:
+The rule, in order; the first mark found decides, even if it says nothing readable:
 
-0. What stands in <think>...</think> is no answer; text that never leaves its <think> has none.
-1. The last \boxed{...}. A box that never closes (cut off at the length limit) is no answer.
-2. The number that follows the last "####" directly. A heading such as "#### Step 2" is no mark.
-3. The number that follows the last "answer is", "answer:", "<answer>", 答案是, 答案为 or 答案：.
-4. No mark at all: the last number in the text, so `16 - 3 - 4 = 9, 9 * 2 = 18` says 18.
+0. What stands in <think>...</think> is no answer; text that never leaves its <think>
+   has none.
+1. The last \boxed{...}. A box that never closes (cut off at the length limit) is no
+   answer.
+2. The number right behind the last "####". A heading like "#### Step 2" is no mark.
+3. The number behind the last "answer is", "answer:", "<answer>", 答案是, 答案为, 答案：.
+4. No mark at all: the last number in the text; `16 - 3 - 4 = 9, 9 * 2 = 18` says 18.
 
-A marked answer states one number. Where it is a calculation, that number stands behind the last "=";
-several numbers (`\boxed{12, 13}`, `3 + 4`), powers (`2^{10}`, `1.5 \times 10^3`, `1e3`) and roots are
-never evaluated: no answer. "million", 万 and the like are multiplied out. Units, text, currency and percent
-signs fall away: 50% reads as 50. A comma or one space groups thousands only before exactly three digits:
+A marked answer states one number. Where it is a calculation, that number stands
+behind the last "="; several numbers (`\boxed{12, 13}`, `3 + 4`), powers (`2^{10}`,
+`1e3`, `1.5 \times 10^3`) and roots are never evaluated: no answer. "million", 万 and
+the like are multiplied out. Units, text, currency and percent signs fall away: 50%
+reads as 50. A comma or one space groups thousands only before exactly three digits:
 `1,234` is one number, `12, 13` are two. A number longer than MAX_CHARS is no answer.
 
-Reading takes time linear in the text: marks are found by plain search, and the regular expressions that could
-backtrack only ever see LONGEST characters.
+Reading takes time linear in the text: marks are found by plain search, and the
+regular expressions that could backtrack only ever see LONGEST characters.
 """
 import re
 from fractions import Fraction
@@ -80,7 +83,8 @@ MARKS = [(mark, re.compile(lead), re.compile(cut)) for mark, lead, cut in [
 def extract_answer(text: str) -> str | None:
     """The answer that `text` states, by the rule at the top of this file, or None.
 
-    Returns an integer "42", "-3", a decimal "2.5" or a fraction in lowest terms "3/4"; "29.00" gives "29".
+    Returns an integer "42", "-3", a decimal "2.5" or a fraction in lowest terms
+    "3/4"; "29.00" gives "29".
     """
     text = without_thinking(text)
     if text is None:
