@@ -32,10 +32,10 @@ def correctness(completions: Sequence, golds: Sequence[str], **_) -> list[float]
 
 
 def format_reward(completions: Sequence, **_) -> list[float]:
-    r"""1.0 where exactly one complete, filled \boxed{...} ends the answer, else 0.0.
+    r"""1.0 where exactly one complete, filled \boxed{...} ends the answer, else 0.
 
-    Thinking is set aside first; an answer that is still thinking gets 0.0. After the
-    box only white space, closing marks of LaTeX or Markdown and a full stop may follow.
+    Thinking is set aside first; an answer that is still thinking gets 0. Only white
+    space, closing marks of LaTeX or Markdown and a full stop may follow the box.
     Whether it is right plays no part.
     """
     return [float(_is_well_formed(completion_text(c))) for c in completions]
