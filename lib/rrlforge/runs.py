@@ -31,6 +31,7 @@ from rrlforge.records import versions
 
 
 KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
+CONTEXT_GIB = 0.6  # of a process on CUDA before it holds a tensor (seen on an H200: 0.5 to 0.6)
 UNMEASURED = ("clip_share", "ratio_min", "ratio_max", "mismatch", "mismatch_max")  # null where no group had a signal
 
 
@@ -61,9 +62,15 @@ def read_lines(path: Path) -> list[dict]:
     return records
 
 
-def memory_gib() -> float:
-    """GiB in use: of the whole GPU as its driver counts it (engine included), or this process's peak RAM without one."""
+def memory_gib(engine_gib: float = 0.0) -> float:
+    """GiB in use: of the whole GPU as its driver counts it (engine included), or this process's peak RAM without one.
+
+    With RRLFORGE_SHARED_GPU=1 other jobs use the card too, and what the driver counts is not ours alone: then the
+    memory of this process, the engine's budget, and a CUDA context for each.
+    """
     if torch.cuda.is_available():
+        if os.environ.get("RRLFORGE_SHARED_GPU") == "1":
+            return torch.cuda.memory_reserved() / 2**30 + engine_gib + CONTEXT_GIB * (2 if engine_gib else 1)
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -78,6 +85,7 @@ class Run:
 
     def __init__(self, folder: str | Path, cfg: GRPOConfig, resume: bool = False):
         self.folder, self.cfg, self.bar = Path(folder), cfg, None
+        self.engine_gib = cfg.engine_gib  # of an engine that is a process of its own
         rewards.check_weights(parse_rewards(cfg.rewards))
         config = self.folder / "config.json"
         if resume and not config.exists():
@@ -186,7 +194,7 @@ class Run:
     def cap_memory(self) -> None:
         """Hold this process to what memory_cap_gib leaves beside the engine (call it when the engine stands)."""
         if self.cfg.memory_cap_gib and torch.cuda.is_available():
-            others = memory_gib() - torch.cuda.memory_reserved() / 2**30
+            others = memory_gib(self.engine_gib) - torch.cuda.memory_reserved() / 2**30
             total = torch.cuda.get_device_properties(0).total_memory / 2**30
             if others >= self.cfg.memory_cap_gib:
                 raise ForgeError(f"{others:.1f} GiB of GPU memory are taken beside the trainer, the cap is "
@@ -210,7 +218,7 @@ class Run:
         if not figures.get("mismatch", 0.0) <= self.cfg.max_mismatch:  # a NaN stops too
             raise ForgeError(f"step {step}: engine and trainer log-probs differ by {figures['mismatch']:.3g} nats on average "
                              f"(max_mismatch {self.cfg.max_mismatch:g}): the engine does not hold the trainer's weights")
-        used = memory_gib()
+        used = memory_gib(self.engine_gib)
         if 0 < self.cfg.memory_cap_gib < used and torch.cuda.is_available():
             raise ForgeError(f"step {step}: {used:.1f} GiB of GPU memory in use, the cap is {self.cfg.memory_cap_gib:g}: "
                              "lower token_budget, then logit_chunk, then engine_gib")
@@ -233,7 +241,7 @@ class Run:
             "length": sum(lengths) / count, "length_max": max(lengths),
             "truncated": done.finish_reason.count("length") / count,
             "rollout_s": rollout, "train_s": train, "sync_s": sync, "step_s": clock[-1] - clock[0],
-            "tokens": done.tokens, "rollout_tokens_per_s": done.tokens / rollout, "memory_gib": memory_gib(),
+            "tokens": done.tokens, "rollout_tokens_per_s": done.tokens / rollout, "memory_gib": memory_gib(self.engine_gib),
         }
         self.append("metrics", record)
         self.append("samples", {"step": step, "question": problems[0].question, "gold": problems[0].answer,
