@@ -1,4 +1,4 @@
-"""The command `rrlforge`: train, eval, record, script.
+"""The command `rrlforge`: train, eval, record, doctor, script.
 
 Errors are one line on stderr and exit code 2; Ctrl-C is 130.
 """
@@ -83,6 +83,12 @@ def build_parser() -> Parser:
     record = commands.add_parser("record", help="measure a record of the book anew, with its origin")
     record.add_argument("name", nargs="?", default="", help="empty: list the names")
     record.set_defaults(run=run_record)
+
+    doctor = commands.add_parser("doctor", help="check this machine: what is missing, and the command that mends it")
+    doctor.add_argument("--full", action="store_true", help="also start vLLM and sample one token (minutes)")
+    doctor.add_argument("--offline", action="store_true", help="do not ask the hub")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=run_doctor)
 
     script = commands.add_parser("script", help="print forge.py, to keep and to change")
     script.set_defaults(run=run_script)
@@ -196,6 +202,14 @@ def run_record(options: argparse.Namespace) -> None:
     print(measure.run(options.name))
 
 
+def run_doctor(options: argparse.Namespace) -> int:
+    from rrlforge import doctor
+
+    checks = doctor.examine(offline=options.offline, full=options.full)
+    print(doctor.as_json(checks) if options.json else doctor.text(checks))
+    return doctor.exit_code(checks)
+
+
 def run_script(_: argparse.Namespace) -> None:
     print((Path(__file__).parent / "forge.py").read_text("utf8"), end="")
 
@@ -203,8 +217,7 @@ def run_script(_: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     try:
         options = parse(argv)
-        options.run(options)
-        return 0
+        return options.run(options) or 0
     except ForgeError as error:
         print(f"rrlforge: {error}", file=sys.stderr)
         return 2
