@@ -1,8 +1,9 @@
-"""Environment checks: what stands between this machine and a first training step, and the one command that mends it.
+"""Environment checks: what stands between this machine and a first step, and the one command that mends it.
 
-`Probe` asks the machine, `examine` judges what it says: each check reads facts and returns ok, warn or fail. What can
-hang or crash (torch, kernels, vLLM) runs in a process of its own with a time limit. Only the standard library is
-imported here: the doctor must run where nothing else does. `FakeProbe` holds the facts of a machine that you describe.
+`Probe` asks the machine, `examine` judges what it says: each check reads facts and returns ok, warn or fail.
+What can hang or crash (torch, kernels, vLLM) runs in a process of its own with a time limit. Only the standard
+library is imported here: the doctor must run where nothing else does. `FakeProbe` holds the facts of a machine
+that is only described.
 """
 
 from __future__ import annotations
@@ -97,13 +98,8 @@ MATRIX = (
 )
 BOOK = {"torch": "2.13.0", "vllm": "0.31.0", "trl": "1.16.0", "transformers": "5.17.0"}  # requirements.txt
 TRL_VLLM = ((0, 22), (0, 31))  # extra `vllm` of TRL 1.16.0 (its wheel's metadata)
-DRIVERS = {
-    "12.4": "550.54.14",
-    "12.6": "560.28.03",
-    "12.8": "570.26",
-    "13.0": "580.65.06",
-}  # least driver on Linux
-DRIVERS_SOURCE = "NVIDIA CUDA release notes, toolkit and corresponding driver versions"
+# Least driver on Linux for each CUDA: NVIDIA CUDA release notes, toolkit and corresponding driver versions
+DRIVERS = {"12.4": "550.54.14", "12.6": "560.28.03", "12.8": "570.26", "13.0": "580.65.06"}
 TRITON_BLACKWELL, BITSANDBYTES_BLACKWELL, FLASHINFER_NVCC = (3, 3), (0, 45, 3), (12, 9)
 WSL_PINNED = (4, 19, 121)  # vLLM 0.31, platforms/cuda.py: below it no pinned memory
 
@@ -225,14 +221,8 @@ class Probe:
         smi = shutil.which("nvidia-smi") or shutil.which("/usr/lib/wsl/lib/nvidia-smi")
         if smi is None:
             return None
-        done = _run(
-            [
-                smi,
-                "--query-gpu=name,memory.total,memory.used,driver_version",
-                "--format=csv,noheader,nounits",
-            ],
-            20,
-        )
+        query = "--query-gpu=name,memory.total,memory.used,driver_version"
+        done = _run([smi, query, "--format=csv,noheader,nounits"], 20)
         if not done.ok:
             return Driver(error=done.seen)
         gpus, version = [], ""
@@ -315,7 +305,7 @@ HEALTHY = {
 
 
 class FakeProbe(Probe):
-    """The facts of a machine that is only described: HEALTHY, a well-kept RTX 5090, with some facts replaced.
+    """The facts of a machine that is only described: HEALTHY, a well-kept RTX 5090, some facts replaced.
 
     `FakeProbe(nvcc="12.4")` is that machine with an old compiler. For tests, and for lessons that say so.
     """
@@ -331,33 +321,34 @@ class FakeProbe(Probe):
 
 
 def _run(command: list[str], seconds: float, env: dict[str, str] | None = None) -> Outcome:
-    """Output of a command, or in one line why there is none. What it leaves behind dies with its process group."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        env=env,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        return Outcome(False, f"no end after {seconds:.0f} s")
-    if process.returncode == 0:
-        return Outcome(True, out)
-    if process.returncode < 0:
-        return Outcome(
-            False, f"killed by signal {-process.returncode}{': ' if err.strip() else ''}{_last_line(err)}"
+    """Output of a command, or in one line why there is none; nothing that it starts outlives the call."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
         )
-    return Outcome(False, _last_line(err) or _last_line(out) or f"exit code {process.returncode}")
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        _end_group(process)
+        out.seek(0), err.seek(0)
+        printed, said = (file.read().decode("utf8", "replace") for file in (out, err))
+    if code is None:
+        return Outcome(False, f"no end after {seconds:.0f} s")
+    if code == 0:
+        return Outcome(True, printed)
+    why = _last_line(said) or _last_line(printed)
+    return Outcome(
+        False, f"killed by signal {-code}: {why}".rstrip(": ") if code < 0 else why or f"exit code {code}"
+    )
 
 
-def _kill(process: subprocess.Popen) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
+def _end_group(process: subprocess.Popen) -> None:
+    """End what a process left running (vLLM's engine may), and the process."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
     process.wait()
 
 
@@ -469,7 +460,7 @@ def _token() -> str:
     import torch
 
     start, cuda = time.perf_counter(), torch.cuda.is_available()
-    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(cuda))}
     settings: dict = {"dtype": "float32"}
     if cuda:
         settings = {
@@ -541,12 +532,15 @@ def _ask(url: str) -> Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor: ok, warn or fail, what was seen, and the command that mends it ("" if none is needed)."""
+    """One line of the doctor: status, what was seen, and the command that mends it ("" if none is needed)."""
 
     name: str
     status: str
     seen: str
     fix: str = ""
+
+
+Verdict = tuple[str, ...]  # status, what was seen, and the command that mends it where there is one
 
 
 class Facts:
@@ -618,53 +612,47 @@ class Facts:
         return f"pip install --force-reinstall 'torch=={row.torch}.*' 'vllm=={row.vllm.split('-')[-1]}.*'"
 
 
-def check_python(facts: Facts) -> Check:
+def check_python(facts: Facts) -> Verdict:
     version = facts.probe.python()
     shown = ".".join(map(str, version))
     if (3, 11) <= version[:2] <= (3, 12):
-        return Check("python", "ok", shown)
-    return Check(
-        "python",
+        return "ok", shown
+    return (
         "fail",
         f"{shown}; the pinned packages need 3.11 or 3.12",
         "rm -rf .venv && make setup PYTHON=python3.12",
     )
 
 
-def check_system(facts: Facts) -> Check:
+def check_system(facts: Facts) -> Verdict:
     system, kernel = facts.probe.system(), facts.probe.kernel()
     if system == "Windows":
-        return Check("system", "fail", "Windows itself; vLLM needs Linux, WSL2 will do", "wsl --install")
+        return "fail", "Windows itself; vLLM needs Linux, WSL2 will do", "wsl --install"
     if system != "Linux":
-        return Check("system", "warn", f"{system}: untested; a Linux machine runs everything", "make book")
+        return "warn", f"{system}: untested; a Linux machine runs everything", "make book"
     if not facts.wsl:
-        return Check("system", "ok", f"Linux {kernel}")
+        return "ok", f"Linux {kernel}"
     if "wsl2" not in kernel.lower():
-        return Check(
-            "system", "fail", f"WSL1 ({kernel}) has no CUDA", "wsl.exe --set-version $WSL_DISTRO_NAME 2"
-        )
+        return ("fail", f"WSL1 ({kernel}) has no CUDA", "wsl.exe --set-version $WSL_DISTRO_NAME 2")
     if facts.probe.linux_driver_in_wsl():
-        return Check(
-            "system",
+        return (
             "fail",
             "WSL2 with a Linux driver installed over the one that Windows lends",
             "sudo apt-get purge -y 'libnvidia-compute-*' && wsl.exe --shutdown",
         )
     if numbers(kernel) < WSL_PINNED:
-        return Check("system", "warn", f"WSL2 {kernel}: too old for pinned memory", "wsl.exe --update")
-    return Check("system", "ok", f"WSL2 {kernel}; the driver is Windows' own")
+        return "warn", f"WSL2 {kernel}: too old for pinned memory", "wsl.exe --update"
+    return "ok", f"WSL2 {kernel}; the driver is Windows' own"
 
 
-def check_card(facts: Facts) -> Check:
+def check_card(facts: Facts) -> Verdict:
     if not facts.card:
-        return Check(
-            "card",
+        return (
             "ok",
             "none: tiny, vllm-cpu and the whole book run on the CPU; training Qwen3-0.6B needs a card",
         )
     if facts.driver is None:
-        return Check(
-            "card",
+        return (
             "fail",
             "an NVIDIA card on the bus, but no nvidia-smi: the driver is missing",
             facts.new_driver,
@@ -672,7 +660,7 @@ def check_card(facts: Facts) -> Check:
     if facts.gpu is None:
         seen = facts.driver.error or "nvidia-smi lists no card"
         mismatch = "mismatch" in seen.lower()  # a driver was updated under a running kernel
-        return Check("card", "fail", seen, "sudo reboot" if mismatch else facts.new_driver)
+        return "fail", seen, "sudo reboot" if mismatch else facts.new_driver
     gpu, gib = facts.gpu, facts.gpu.total_mib / 1024
     known = hardware.find(gpu.name, gib)
     if known is None:
@@ -681,49 +669,44 @@ def check_card(facts: Facts) -> Check:
         shown = f"{known.name}: {known.memory_gb} GB, {known.bandwidth_gb_s:,.0f} GB/s, {known.arch}"
     more = f"; {len(facts.driver.gpus)} cards, the book uses one" if len(facts.driver.gpus) > 1 else ""
     if "laptop" in gpu.name.lower():
-        return Check("card", "warn", f"{shown} (a laptop's chip is not the desktop card's){more}", SMALLER)
+        return "warn", f"{shown} (a laptop's chip is not the desktop card's){more}", SMALLER
     if gib < 30:
         sold = " though sold as a 5090 kind" if "5090" in gpu.name else ""
-        return Check("card", "warn", f"{shown}{sold}; the book's settings are for 32 GB{more}", SMALLER)
-    return Check("card", "ok", shown + more)
+        return "warn", f"{shown}{sold}; the book's settings are for 32 GB{more}", SMALLER
+    return "ok", shown + more
 
 
-def check_driver(facts: Facts) -> Check:
+def check_driver(facts: Facts) -> Verdict:
     version, cuda = facts.driver.version, facts.driver.cuda
     if not cuda:
-        return Check(
-            "driver",
+        return (
             "fail",
             f"{version}; libcuda.so.1 does not load",
             "sudo ldconfig" if not facts.wsl else facts.new_driver,
         )
     if facts.blackwell and numbers(version) < numbers(DRIVERS["12.8"]):
-        return Check(
-            "driver", "fail", f"{version} is older than Blackwell: 570.26 is the least", facts.new_driver
-        )
-    return Check("driver", "ok", f"{version}, offers CUDA {cuda}")
+        return ("fail", f"{version} is older than Blackwell: 570.26 is the least", facts.new_driver)
+    return "ok", f"{version}, offers CUDA {cuda}"
 
 
-def check_torch(facts: Facts) -> Check:
+def check_torch(facts: Facts) -> Verdict:
     torch, offered = facts.torch, facts.offered
     if torch.error:
-        return Check("torch", "fail", f"does not import: {torch.error}", facts.renew)
+        return "fail", f"does not import: {torch.error}", facts.renew
     if not facts.card:
-        return Check("torch", "ok", torch.version)
+        return "ok", torch.version
     if not torch.cuda:
-        return Check("torch", "fail", f"{torch.version} is a CPU build beside a card", facts.renew)
+        return "fail", f"{torch.version} is a CPU build beside a card", facts.renew
     built = numbers(torch.cuda)
     if offered and built[0] > offered[0]:
-        return Check(
-            "torch",
+        return (
             "fail",
             f"{torch.version} wants CUDA {torch.cuda}, the driver offers {facts.driver.cuda}",
             facts.new_driver,
         )
     if not torch.available:
         hidden = "CUDA_VISIBLE_DEVICES" in facts.environment
-        return Check(
-            "torch",
+        return (
             "fail",
             f"{torch.version}: torch.cuda.is_available() is False",
             "unset CUDA_VISIBLE_DEVICES"
@@ -733,131 +716,118 @@ def check_torch(facts: Facts) -> Check:
             else "sudo modprobe nvidia-uvm",
         )
     if offered and built > offered:
-        return Check(
-            "torch",
+        return (
             "warn",
             f"{torch.version} (CUDA {torch.cuda}) on a driver for {facts.driver.cuda}: "
             "runs by minor-version compatibility, except what compiles PTX",
             facts.new_driver,
         )
-    return Check("torch", "ok", f"{torch.version}, CUDA {torch.cuda}")
+    return "ok", f"{torch.version}, CUDA {torch.cuda}"
 
 
-def check_archs(facts: Facts) -> Check:
+def check_archs(facts: Facts) -> Verdict:
     capability, archs = facts.torch.capability, facts.torch.archs
     wanted = "sm_{}{}".format(*capability)
     if capability < (8, 0):
-        return Check("kernels", "fail", f"{wanted}: bf16 needs sm_80 or newer", "rrlforge train --model tiny")
+        return "fail", f"{wanted}: bf16 needs sm_80 or newer", "rrlforge train --model tiny"
     if not covers(archs, capability):
-        return Check(
-            "kernels", "fail", f"torch has none for {wanted}, only {' '.join(archs)}", facts.new_torch
-        )
-    return Check("kernels", "ok", f"torch has them for {wanted}")
+        return ("fail", f"torch has none for {wanted}, only {' '.join(archs)}", facts.new_torch)
+    return "ok", f"torch has them for {wanted}"
 
 
-def check_matmul(facts: Facts) -> Check:
+def check_matmul(facts: Facts) -> Verdict:
     done = facts.probe.matmul()
-    return Check("matmul", "ok" if done.ok else "fail", done.seen, "" if done.ok else facts.new_torch)
+    return "ok" if done.ok else "fail", done.seen, "" if done.ok else facts.new_torch
 
 
-def check_triton(facts: Facts) -> Check:
+def check_triton(facts: Facts) -> Verdict:
     found = {name: facts.packages[name] for name in TRITONS if name in facts.packages}
     row = release(facts.torch.version)
     right = f"pip install --force-reinstall triton=={row.triton if row else MATRIX[-1].triton}.*"
     shown = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
-        return Check(
-            "triton",
+        return (
             "fail",
             f"{shown}: they overwrite each other's files",
             f"pip uninstall -y {' '.join(found)} && {right}",
         )
     if not found:
-        return Check("triton", "fail", "not installed", right)
+        return "fail", "not installed", right
     version = numbers(*found.values())
     if facts.blackwell and version < TRITON_BLACKWELL:
-        return Check("triton", "fail", f"{shown} knows no sm_120 (3.3 does)", right)
+        return "fail", f"{shown} knows no sm_120 (3.3 does)", right
     if row and version[:2] != numbers(row.triton):
-        return Check("triton", "warn", f"{shown}; torch {row.torch} is built for {row.triton}", right)
-    return Check("triton", "ok", shown)
+        return "warn", f"{shown}; torch {row.torch} is built for {row.triton}", right
+    return "ok", shown
 
 
-def check_triton_kernel(facts: Facts) -> Check:
+def check_triton_kernel(facts: Facts) -> Verdict:
     done = facts.probe.triton_kernel()
     if done.ok:
-        return Check("triton kernel", "ok", done.seen)
+        return "ok", done.seen
     compiler = re.search(r"C compiler|gcc|clang|Python\.h", done.seen)
-    return Check(
-        "triton kernel",
+    return (
         "fail",
         done.seen,
         "sudo apt-get install -y build-essential python3-dev" if compiler else facts.new_torch,
     )
 
 
-def check_nvcc(facts: Facts) -> Check:
+def check_nvcc(facts: Facts) -> Verdict:
     nvcc, cuda = facts.nvcc, facts.torch.cuda
     if not nvcc:
-        return Check("nvcc", "ok", "none; the wheels bring what they need")
+        return "ok", "none; the wheels bring what they need"
     if cuda and numbers(nvcc) < numbers(cuda):
-        return Check(
-            "nvcc",
+        return (
             "warn",
             f"{nvcc} is older than torch's CUDA {cuda}: extensions will not compile",
             f"sudo apt-get install -y cuda-toolkit-{cuda.replace('.', '-')}",
         )
-    return Check("nvcc", "ok", nvcc)
+    return "ok", nvcc
 
 
-def check_attention(facts: Facts) -> Check:
+def check_attention(facts: Facts) -> Verdict:
     compiler = facts.nvcc or facts.torch.cuda  # as FlashInfer decides: nvcc first, then torch's CUDA
     if "flash-attn-3" in facts.packages and facts.torch.capability[0] != 9:
-        return Check(
-            "attention", "fail", "FlashAttention 3 is for Hopper only", "pip uninstall -y flash-attn-3"
-        )
+        return ("fail", "FlashAttention 3 is for Hopper only", "pip uninstall -y flash-attn-3")
     if (
         "flashinfer-python" in facts.packages
         and facts.blackwell
         and numbers(compiler) < FLASHINFER_NVCC
         and facts.environment.get("VLLM_USE_FLASHINFER_SAMPLER") != "0"
     ):
-        return Check(
-            "attention",
+        return (
             "fail",
             f"FlashInfer compiles for sm_120 with CUDA 12.9 or newer, here is {compiler}",
             "export VLLM_USE_FLASHINFER_SAMPLER=0",
         )
     done = facts.probe.attention()
-    return Check("attention", "ok" if done.ok else "fail", done.seen, "" if done.ok else facts.new_torch)
+    return "ok" if done.ok else "fail", done.seen, "" if done.ok else facts.new_torch
 
 
-def check_vllm(facts: Facts) -> Check:
+def check_vllm(facts: Facts) -> Verdict:
     version, cpu = facts.packages.get("vllm"), facts.packages.get("vllm-cpu")
     if version and cpu:
-        return Check("vllm", "fail", f"vllm {version} and vllm-cpu {cpu} share one folder", facts.renew)
+        return "fail", f"vllm {version} and vllm-cpu {cpu} share one folder", facts.renew
     if facts.card and not version:
-        return Check("vllm", "fail", f"vllm-cpu {cpu} beside a card" if cpu else "not installed", facts.renew)
+        return "fail", f"vllm-cpu {cpu} beside a card" if cpu else "not installed", facts.renew
     if not version and not cpu:
-        return Check(
-            "vllm", "warn", "not installed; lessons fall back on the hand-written engine", facts.renew
-        )
+        return ("warn", "not installed; lessons fall back on the hand-written engine", facts.renew)
     row, trl = release(facts.torch.version), facts.packages.get("trl")
     if row and not _within(version or cpu, row.vllm):
-        return Check(
-            "vllm", "fail", f"{version or cpu} is not built for torch {facts.torch.version}", facts.renew
-        )
+        return ("fail", f"{version or cpu} is not built for torch {facts.torch.version}", facts.renew)
     done = facts.probe.vllm_import()
     if not done.ok:
-        return Check("vllm", "fail", f"does not import: {done.seen}", facts.renew)
+        return "fail", f"does not import: {done.seen}", facts.renew
     if trl == BOOK["trl"] and not TRL_VLLM[0] <= numbers(version or cpu)[:2] <= TRL_VLLM[1]:
-        return Check("vllm", "warn", f"{done.seen}; TRL {trl} takes 0.22 to 0.31", facts.renew)
-    return Check("vllm", "ok", done.seen)
+        return "warn", f"{done.seen}; TRL {trl} takes 0.22 to 0.31", facts.renew
+    return "ok", done.seen
 
 
-def check_token(facts: Facts) -> Check:
+def check_token(facts: Facts) -> Verdict:
     done = facts.probe.vllm_token()
     if done.ok:
-        return Check("vllm token", "ok", done.seen)
+        return "ok", done.seen
     fix = (
         "export VLLM_USE_FLASHINFER_SAMPLER=0"
         if "flashinfer" in done.seen.lower()
@@ -865,63 +835,51 @@ def check_token(facts: Facts) -> Check:
         if re.search(r"memory", done.seen, re.I)
         else "rm -rf ~/.cache/vllm ~/.triton/cache"
     )
-    return Check("vllm token", "fail", done.seen, fix)
+    return "fail", done.seen, fix
 
 
-def check_bitsandbytes(facts: Facts) -> Check:
+def check_bitsandbytes(facts: Facts) -> Verdict:
     version = facts.packages.get("bitsandbytes")
     if not version:
-        return Check(
-            "bitsandbytes",
-            "ok",
-            "not installed; only QLoRA and 8-bit Adam need it (pip install bitsandbytes)",
-        )
+        return ("ok", "not installed; only QLoRA and 8-bit Adam need it (pip install bitsandbytes)")
     if facts.blackwell and numbers(version) < BITSANDBYTES_BLACKWELL:
-        return Check(
-            "bitsandbytes",
-            "fail",
-            f"{version} has no kernels for sm_120 (0.45.3 has)",
-            "pip install -U bitsandbytes",
-        )
-    return Check("bitsandbytes", "ok", version)
+        return ("fail", f"{version} has no kernels for sm_120 (0.45.3 has)", "pip install -U bitsandbytes")
+    return "ok", version
 
 
-def check_vram(facts: Facts) -> Check:
+def check_vram(facts: Facts) -> Verdict:
     total, used = facts.gpu.total_mib / 1024, facts.gpu.used_mib / 1024
     seen = f"{total - used:.1f} of {total:.1f} GiB free"
     if used > DESKTOP_GIB:
-        return Check(
-            "vram",
+        return (
             "warn",
             f"{seen}; desktop or other programs hold {used:.1f}",
             "nvidia-smi  # then end what it lists" if facts.wsl else END_DESKTOP,
         )
-    return Check("vram", "ok", seen)
+    return "ok", seen
 
 
-def check_ram(facts: Facts) -> Check:
+def check_ram(facts: Facts) -> Verdict:
     gib = facts.probe.ram_gib()
     if gib >= 15 or not facts.card and gib >= 3:
-        return Check("ram", "ok", f"{gib:.1f} GiB")
+        return "ok", f"{gib:.1f} GiB"
     fix = (
         'printf \'[wsl2]\\nmemory=24GB\\n\' >> "$(wslpath "$(wslvar USERPROFILE)")/.wslconfig" && wsl.exe --shutdown'
         if facts.wsl
         else "sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && "
         "sudo swapon /swapfile"
     )
-    return Check("ram", "warn", f"{gib:.1f} GiB; vLLM and a checkpoint want 16", fix)
+    return "warn", f"{gib:.1f} GiB; vLLM and a checkpoint want 16", fix
 
 
-def check_disk(facts: Facts) -> Check:
+def check_disk(facts: Facts) -> Verdict:
     gib, need = facts.probe.disk_gib(), 20 if facts.card else 2
     if gib >= need:
-        return Check("disk", "ok", f"{gib:.0f} GiB free")
-    return Check(
-        "disk", "warn", f"{gib:.1f} GiB free; packages, model and checkpoints want {need}", "pip cache purge"
-    )
+        return "ok", f"{gib:.0f} GiB free"
+    return ("warn", f"{gib:.1f} GiB free; packages, model and checkpoints want {need}", "pip cache purge")
 
 
-def check_hub(facts: Facts) -> Check:
+def check_hub(facts: Facts) -> Verdict:
     env = facts.environment
     modelscope = env.get("RRLFORGE_MODELSCOPE", "") not in ("", "0")
     url = MODELSCOPE if modelscope else env.get("HF_ENDPOINT") or HUB
@@ -930,12 +888,12 @@ def check_hub(facts: Facts) -> Check:
         or not modelscope
         and env.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
     ):
-        return Check("hub", "ok", "not asked; models come from the cache or a folder")
+        return "ok", "not asked; models come from the cache or a folder"
     done = facts.probe.answers(url)
     if done.ok:
-        return Check("hub", "ok", f"{url} {done.seen}")
+        return "ok", f"{url} {done.seen}"
     if not facts.card:
-        return Check("hub", "ok", f"{url}: {done.seen}; tiny needs no hub")
+        return "ok", f"{url}: {done.seen}; tiny needs no hub"
     fix = (
         "unset RRLFORGE_MODELSCOPE"
         if modelscope
@@ -943,27 +901,31 @@ def check_hub(facts: Facts) -> Check:
         if env.get("HF_ENDPOINT")
         else "pip install modelscope && export RRLFORGE_MODELSCOPE=1"
     )
-    return Check("hub", "warn", f"{url}: {done.seen}; a mirror, ModelScope or a local folder will do", fix)
+    return "warn", f"{url}: {done.seen}; a mirror, ModelScope or a local folder will do", fix
 
 
-def check_environment(facts: Facts) -> Check:
+def check_environment(facts: Facts) -> Verdict:
     hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
     if facts.card and hidden is not None and hidden.strip() in ("", "-1"):
-        return Check(
-            "environment",
-            "fail",
-            f"CUDA_VISIBLE_DEVICES={hidden!r} hides the card",
-            "unset CUDA_VISIBLE_DEVICES",
-        )
+        return ("fail", f"CUDA_VISIBLE_DEVICES={hidden!r} hides the card", "unset CUDA_VISIBLE_DEVICES")
     for name in ALLOCATOR:
         if "expandable_segments:true" in facts.environment.get(name, "").lower().replace(" ", ""):
-            return Check(
-                "environment",
+            return (
                 "warn",
                 f"{name} has expandable_segments:True: sleep mode will not start",
                 f"unset {name}",
             )
-    return Check("environment", "ok", "no variable in the way")
+    return "ok", "no variable in the way"
+
+
+KERNELS = {
+    "kernels": check_archs,
+    "matmul": check_matmul,
+    "triton": check_triton,
+    "triton kernel": check_triton_kernel,
+    "nvcc": check_nvcc,
+    "attention": check_attention,
+}
 
 
 def _within(version: str, span: str) -> bool:
@@ -980,18 +942,22 @@ def examine(probe: Probe | None = None, offline: bool = False, full: bool = Fals
     """
     facts = Facts(probe or Probe(), offline)
     if facts.probe.system() == "Windows":
-        return [check_python(facts), check_system(facts)]
-    checks = [check_python, check_system, check_card]
-    checks += [check_driver] if facts.gpu else []
-    checks += [check_torch]
+        return [Check("python", *check_python(facts)), Check("system", *check_system(facts))]
+    checks = {"python": check_python, "system": check_system, "card": check_card}
+    if facts.gpu:
+        checks["driver"] = check_driver
+    checks["torch"] = check_torch
     if facts.torch.available:
-        checks += [check_archs, check_matmul, check_triton, check_triton_kernel, check_nvcc, check_attention]
-    checks += [check_vllm]
-    checks += [check_token] if full else []
-    checks += [check_bitsandbytes] if facts.card else []
-    checks += [check_vram] if facts.gpu else []
-    checks += [check_ram, check_disk, check_hub, check_environment]
-    return [check(facts) for check in checks]
+        checks |= KERNELS
+    checks["vllm"] = check_vllm
+    if full:
+        checks["vllm token"] = check_token
+    if facts.card:
+        checks["bitsandbytes"] = check_bitsandbytes
+    if facts.gpu:
+        checks["vram"] = check_vram
+    checks |= {"ram": check_ram, "disk": check_disk, "hub": check_hub, "environment": check_environment}
+    return [Check(name, *check(facts)) for name, check in checks.items()]
 
 
 def exit_code(checks: list[Check]) -> int:

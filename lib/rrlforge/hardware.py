@@ -1,7 +1,7 @@
 """Cards that readers have, and the one behind the records: specifications, each with its source.
 
-`find` tells a card from the name and the memory that the driver reports. Names overlap: "RTX 5090" is a part of
-"RTX 5090 D", of "RTX 5090 D v2" (24 GB) and of "RTX 5090 Laptop GPU" (24 GB, another chip).
+`find` tells a card from the name and the memory that the driver reports. Names overlap: "RTX 5090" is a part
+of "RTX 5090 D", of "RTX 5090 D v2" (24 GB) and of "RTX 5090 Laptop GPU" (24 GB, another chip).
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def card(name: str) -> Card:
 
 
 def find(name: str, memory_gib: float) -> Card | None:
-    """The kind of card that the driver calls `name` and that holds `memory_gib` (total, GiB); None if unknown.
+    """The card that the driver calls `name` and that holds `memory_gib` (total, GiB); None if unknown.
 
-    Both must agree: an "RTX 5090 D" with 24 GiB is the V2, an "RTX 5090" with 24 GiB is none of these. A laptop's
-    card shares the desktop card's name but neither its chip nor its memory: it is never found.
+    Both must agree: an "RTX 5090 D" with 24 GiB is the V2, an "RTX 5090" with 24 GiB is none of these. A
+    laptop's card shares the desktop card's name, not its chip nor its memory: it is never found.
     """
     for known in CARDS:
         if words(known.name) == words(name) and _holds(known, memory_gib):
