@@ -1,6 +1,7 @@
 """Record speed/forge-trl: forge.py and TRL take turns on one card, and forge.py's rollout beside vLLM's own best.
 
-Both trainers are processes of their own, with the same model, problems, sizes and memory cap. While one steps the
+TRL cuts its micro-batches by rows: the sizes in TRIALS are tried first, under the same cap, and the fastest that fits
+is taken. Then both trainers are processes of their own, with the same model, problems, sizes and memory cap. While one steps the
 other waits, so that a card that is slow for a minute is slow for both. After each of its steps forge.py's engine
 draws once more, as many tokens for the same prompts, by plain `LLM.generate`: the rollout's own floor.
 """
@@ -23,7 +24,9 @@ from rrlforge.measure.recipe import Recipe
 
 BLOCK = 4      # steps in one turn
 WARM = 2       # first steps of each, not counted: compilation, first allocations
-LIMIT_S = 480  # of the whole measurement
+LIMIT_S = 480  # of the turns, and of each trial
+CHILD = "import sys; from rrlforge.measure import speed; speed.child(*sys.argv[1:])"
+TRIALS = ((8, False), (8, True), (16, True), (32, True))  # completions in a forward pass, activation checkpointing
 
 
 class Turns:
@@ -115,14 +118,14 @@ def run_trl(cfg: config.GRPOConfig, folder: Path, turns: Turns, micro_batch: int
     trl_forge.train(cfg, folder, micro_batch, callbacks=(TakeTurns(),))
 
 
-def child(kind: str, settings: str, folder: str, micro_batch: int) -> None:
+def child(kind: str, settings: str, folder: str, micro_batch: str) -> None:
     cfg, home = config.from_dict(json.loads(settings)), Path(folder)
-    other = {"forge": "trl", "trl": "forge"}[kind]
-    turns = Turns(home.parent / "turn", kind, other)
     if kind == "forge":
-        run_forge(cfg, home, turns)
+        run_forge(cfg, home, Turns(home.parent / "turn", "forge", "trl"))
+    elif kind == "trl":
+        run_trl(cfg, home, Turns(home.parent / "turn", "trl", "forge"), int(micro_batch))
     else:
-        run_trl(cfg, home, turns, micro_batch)
+        run_trl(cfg, home, Turns(home / "alone", "trl", ""), int(micro_batch))
     sys.stdout.flush()
     os._exit(0)  # vLLM may hang at exit after its work is done
 
@@ -131,8 +134,51 @@ def settings() -> dict:
     model = os.environ.get("RRLFORGE_MODEL", "Qwen/Qwen3-0.6B")
     preset = config.PRESETS["tiny" if model.startswith("tiny") else "gsm8k"]
     steps = int(os.environ.get("RRLFORGE_STEPS", "12"))
-    return {**preset, "model": model, "data": os.environ.get("RRLFORGE_GSM8K", ""), "steps": steps, "eval_problems": 0,
+    return {"prompts_per_step": 20, **preset, "model": model, "data": "" if preset == {} else os.environ.get("RRLFORGE_GSM8K", ""), "steps": steps, "eval_problems": 0,
             "checkpoint_every": 0, "reference_every": 0}
+
+
+def start(kind: str, chosen: dict, folder: Path, micro_batch: int = 0) -> subprocess.Popen:
+    with folder.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD, kind, json.dumps(chosen), str(folder), str(micro_batch)],
+            env={**os.environ, "RRLFORGE_SHARED_GPU": "1", "TQDM_DISABLE": "1"}, stdout=log, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL)
+
+
+def finish(processes: dict[Path, subprocess.Popen]) -> dict[Path, int]:
+    """Exit codes of all, none running any more; -1 for one that took more than LIMIT_S."""
+    end = time.monotonic() + LIMIT_S
+    while any(p.poll() is None for p in processes.values()) and time.monotonic() < end:
+        time.sleep(0.2)
+    for process in processes.values():
+        if process.poll() is None:
+            process.kill()
+    return {folder: process.wait() for folder, process in processes.items()}
+
+
+def best_of_trl(home: Path, chosen: dict) -> tuple[int, bool, list[dict]]:
+    """(micro-batch, checkpointing) of TRL's fastest trial that fits, and what every trial gave."""
+    jobs, trials = int(os.environ.get("RRLFORGE_JOBS", "1")), []
+    rows = chosen["prompts_per_step"] * config.from_dict(chosen).group_size
+    waiting = [t for t in TRIALS if rows % t[0] == 0]
+    while waiting:
+        now, waiting = waiting[:jobs], waiting[jobs:]
+        folders = {home / f"trial-{size}-{'ckpt' if ckpt else 'plain'}": (size, ckpt) for size, ckpt in now}
+        codes = finish({folder: start("trial", {**chosen, "steps": 4, "activation_checkpointing": ckpt}, folder, size)
+                        for folder, (size, ckpt) in folders.items()})
+        for folder, (size, ckpt) in folders.items():
+            lines = runs.load_metrics(folder)
+            out_of_memory = "OutOfMemory" in folder.with_suffix(".log").read_text("utf8", errors="replace")
+            trials.append({"micro_batch": size, "checkpointing": ckpt, "fits": codes[folder] == 0, "out_of_memory": out_of_memory,
+                           "step_s": statistics.median(m["step_s"] for m in lines[1:]) if len(lines) > 1 else None,
+                           "memory_gib": lines[-1]["memory_gib"] if lines else None})
+            print(json.dumps(trials[-1]), flush=True)
+    fitting = [t for t in trials if t["fits"] and t["step_s"]]
+    if not fitting:
+        raise ForgeError(f"no trial of TRL ran to its end: read the logs in {home}")
+    best = min(fitting, key=lambda t: t["step_s"])
+    return best["micro_batch"], best["checkpointing"], trials
 
 
 def measure(name: str) -> dict:
@@ -141,31 +187,18 @@ def measure(name: str) -> dict:
     if home.exists():
         raise ForgeError(f"{home} holds an earlier measurement: move it away, or set RRLFORGE_RUNS")
     home.mkdir(parents=True)
-    (home / "turn").write_text("forge")
-    micro_batch = int(os.environ.get("RRLFORGE_MICRO_BATCH", "8"))
     chosen = settings()
-    environment = {**os.environ, "RRLFORGE_SHARED_GPU": "1", "TQDM_DISABLE": "1"}
-    children = {}
-    for kind in ("forge", "trl"):
-        with (home / f"{kind}.log").open("w") as log:
-            children[kind] = subprocess.Popen(
-                [sys.executable, "-m", "rrlforge.measure.speed", kind, json.dumps(chosen), str(home / kind), str(micro_batch)],
-                env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    end = time.monotonic() + LIMIT_S
-    try:
-        for kind, process in children.items():
-            code = process.wait(max(1, end - time.monotonic()))
-            if code:
-                raise ForgeError(f"{kind} ended with code {code}: read {home / kind}.log")
-    except subprocess.TimeoutExpired:
-        raise ForgeError(f"the measurement took more than {LIMIT_S} s: read the logs in {home}") from None
-    finally:
-        for process in children.values():
-            process.kill()
-    return record(name, home, chosen, micro_batch)
+    micro_batch, checkpointing, trials = best_of_trl(home, chosen)
+    (home / "turn").write_text("forge")
+    processes = {home / "forge": start("forge", chosen, home / "forge"),
+                 home / "trl": start("trl", {**chosen, "activation_checkpointing": checkpointing}, home / "trl", micro_batch)}
+    for folder, code in finish(processes).items():
+        if code:
+            raise ForgeError(f"{folder.name} ended with code {code}: read {folder}.log")
+    return record(name, home, chosen, micro_batch, checkpointing, trials)
 
 
-def record(name: str, home: Path, chosen: dict, micro_batch: int) -> dict:
+def record(name: str, home: Path, chosen: dict, micro_batch: int, checkpointing: bool, trials: list[dict]) -> dict:
     cfg = config.from_dict(chosen)
     ours, theirs = (runs.load_metrics(home / kind)[WARM:] for kind in ("forge", "trl"))
     floor = runs.read_lines(home / "forge" / "floor.jsonl")[WARM:]
@@ -176,7 +209,8 @@ def record(name: str, home: Path, chosen: dict, micro_batch: int) -> dict:
     middle = {key: statistics.median(series[f"forge_{key}"]) for key in ("step_s", "rollout_s", "train_s", "sync_s")}
     trl = statistics.median(series["trl_step_s"])
     figures = {"forge_step_s": middle["step_s"], "trl_step_s": trl, "ratio": round(middle["step_s"] / trl, 3), **middle,
-               "trl_micro_batch": micro_batch, "steps_counted": len(ours), "block": BLOCK, "warm_steps": WARM}
+               "trl_micro_batch": micro_batch, "trl_checkpointing": checkpointing, "steps_counted": len(ours), "block": BLOCK, "warm_steps": WARM}
+    series["trl_trials"] = trials
     if floor:
         shares = [(t / s) / (f["tokens"] / f["seconds"]) for t, s, f in zip(series["forge_tokens"], series["forge_rollout_s"], floor)]
         figures["rollout_share_of_vllm"] = round(statistics.median(shares), 3)
@@ -187,7 +221,4 @@ def record(name: str, home: Path, chosen: dict, micro_batch: int) -> dict:
         f"{cfg.memory_cap_gib:g} GiB" if cuda and cfg.memory_cap_gib else "")}
 
 
-RECIPES = {"speed/forge-trl": Recipe("seconds a step of forge.py and of TRL in turns, on one card (about 6 minutes)", measure)}
-
-if __name__ == "__main__":
-    child(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+RECIPES = {"speed/forge-trl": Recipe("seconds a step of forge.py and of TRL in turns, on one card (about 8 minutes)", measure)}
