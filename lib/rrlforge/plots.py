@@ -4,6 +4,7 @@ from importlib.resources import as_file, files
 
 import matplotlib
 from matplotlib import font_manager
+from matplotlib.colors import LinearSegmentedColormap
 
 # Okabe-Ito: told apart by readers with any colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
@@ -56,3 +57,39 @@ def curve(ax, steps, values, label=None, window=1, color=None):
     if window > 1:
         ax.plot(steps, values, color=line.get_color(), alpha=0.25, linewidth=1)
     return line
+
+
+def clip_cases(axes, objective):
+    """Draw `objective(ratio, advantage)` with its clip at 0.8 and 1.2 against the ratio, on two axes: advantage 1, -1.
+
+    Dotted: without the clip. Thick orange: where clip leaves no gradient. The dot is where a step begins.
+    """
+    ratios = [0.4 + 0.005 * k for k in range(241)]
+    for ax, advantage, title in zip(axes, (1.0, -1.0), ("优势为正", "优势为负")):
+        ax.axvspan(0.8, 1.2, color=INK, alpha=0.07)
+        ax.plot(ratios, [r * advantage for r in ratios], color=INK, linestyle=":", linewidth=1.2, label="不 clip：ρA")
+        ax.plot(ratios, [objective(r, advantage) for r in ratios], color=BLUE, label="目标")
+        flat = [r for r in ratios if (r > 1.2 if advantage > 0 else r < 0.8)]
+        ax.plot(flat, [objective(r, advantage) for r in flat], color=ORANGE, linewidth=4, label="没有梯度")
+        ax.scatter([1], [advantage], color=BLUE, zorder=3)
+        ax.set(ylabel="目标", title=title)
+    axes[0].legend(loc="upper left")
+    axes[-1].set(xlabel="ρ = 新概率 / 旧概率（灰带是 0.8 到 1.2）")
+
+
+def token_map(ax, labels, logprobs, columns=30):
+    """Draw completions as rows of cells, one a token, coloured by surprise -log p (nats); at most `columns` tokens.
+
+    labels, logprobs: one list a completion. A label longer than two characters is left out.
+    """
+    width = min(columns, max(map(len, labels)))
+    surprise = [[-v for v in row[:width]] + [float("nan")] * (width - len(row)) for row in logprobs]
+    for i, row in enumerate(labels):
+        for t, label in enumerate(row[:width]):
+            if len(label) <= 2:
+                ax.text(t, i, label.replace("$", r"\$"), ha="center", va="center", fontsize=12, color=INK)
+    pale = LinearSegmentedColormap.from_list("pale", ["#F1F4F8", ORANGE])
+    image = ax.imshow(surprise, cmap=pale, vmin=0, vmax=2, aspect="auto")
+    ax.grid(False)
+    ax.set(xlabel="回答的第几个 token", ylabel="第几条", yticks=range(len(labels)))
+    ax.figure.colorbar(image, ax=ax, label="意外程度 −log p", extend="max", location="top", shrink=0.5, ticks=[0, 1, 2])
