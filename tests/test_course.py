@@ -1,6 +1,7 @@
 """The course data and what derives from it."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -127,6 +128,24 @@ def test_write_leaves_no_half_written_file(tmp_path, monkeypatch):
     course_module.main(["--write"])
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["_toc.yml"]
     assert (tmp_path / "_toc.yml").read_text("utf8") == toc(COURSE, tmp_path)
+
+
+# ---- length
+CHARACTERS_A_MINUTE = 300
+SLACK = 1.15
+
+
+def characters(path):
+    """What a reader reads of a lesson: all that stands behind the front matter (text, formulas, code, exercises),
+    white space not counted. Outputs and the library's source that a cell shows are not in the file.
+    """
+    return len(re.sub(r"\s", "", path.read_text("utf8").split("\n---\n", 1)[1]))
+
+
+@pytest.mark.parametrize("lesson", [x for x in COURSE.lessons if chapter_path(x)], ids=lambda x: x.id)
+def test_lesson_is_read_in_its_minutes(lesson):
+    count, most = characters(chapter_path(lesson)), CHARACTERS_A_MINUTE * lesson.minutes
+    assert count <= SLACK * most, f"{count} characters in {lesson.minutes} minutes; {most} are read in that time"
 
 
 def test_lessons_cannot_be_changed():
