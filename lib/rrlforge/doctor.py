@@ -966,15 +966,21 @@ def exit_code(checks: list[Check]) -> int:
 
 
 def text(checks: list[Check], width: int = 0) -> str:
-    """A line a check: status, name, what was seen, the command; wrapped to `width` columns unless that is 0."""
+    """A line a check: status, name, what was seen, the command.
+
+    With a `width` in columns, longer lines are broken and the command has lines of its own.
+    """
     lines = []
     for check in checks:
-        line = f"{check.status:5}{check.name:14}{check.seen}" + (f"  ->  {check.fix}" if check.fix else "")
-        lines += (
-            textwrap.wrap(line, width, subsequent_indent=" " * 19, break_on_hyphens=False)
-            if width
-            else [line]
-        )
+        line = f"{check.status:5}{check.name:14}{check.seen}"
+        if not width:
+            lines.append(f"{line}  ->  {check.fix}" if check.fix else line)
+            continue
+        pad = " " * 19
+        lines += textwrap.wrap(line, width, subsequent_indent=pad, break_on_hyphens=False)
+        if check.fix:
+            lines += textwrap.wrap(f"-> {check.fix}", width, initial_indent=pad, subsequent_indent=pad + "   ",
+                                   break_on_hyphens=False)
     return "\n".join(lines)
 
 
