@@ -1,11 +1,16 @@
 """Loading policies, end tokens, and the tiny model: its tokenizer, its warm-up and its cache."""
 import dataclasses
 import json
+import logging
 import os
 import random
+import re
 import shutil
 import socket
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from signal import SIGKILL
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +34,20 @@ def own_cache(monkeypatch, tmp_path):
 @pytest.fixture
 def folder(own_cache):
     return models.tiny_folder(recipe=QUICK)
+
+
+@pytest.fixture
+def reports():
+    """What transformers logs: lines that a reader would see on stderr."""
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("transformers").addHandler(handler)
+    yield records
+    logging.getLogger("transformers").removeHandler(handler)
+
+
+def folders_in(cache):
+    return sorted(path.name for path in cache.iterdir() if path.is_dir())
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +182,7 @@ def test_the_folder_opens_with_transformers_alone(folder):
 def test_a_second_call_takes_the_cached_folder(folder, monkeypatch):
     monkeypatch.setattr(models, "build_tiny", lambda *_: pytest.fail("built again"))
     assert models.tiny_folder(recipe=QUICK) == folder
-    assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no temporary folder stays
+    assert folders_in(folder.parent) == [folder.name]  # no temporary folder stays
 
 
 @pytest.mark.parametrize("change", [dict(seed=1), dict(lr=1e-3), dict(forget=0.1)])
@@ -204,14 +223,57 @@ def test_a_broken_off_build_leaves_nothing(own_cache, monkeypatch):
     monkeypatch.setattr(models, "warm_up", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         models.tiny_folder(recipe=QUICK)
-    assert list(models.cache_root().iterdir()) == []
+    assert folders_in(models.cache_root()) == []
 
 
 def test_a_build_finished_meanwhile_by_another_process_stays(folder):
     before = os.stat(folder / "model.safetensors").st_ino
     models.build_tiny(QUICK, folder)
     assert os.stat(folder / "model.safetensors").st_ino == before
-    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+    assert folders_in(folder.parent) == [folder.name]
+
+
+def test_of_two_builds_at_once_the_second_waits_and_takes_the_first_ones(own_cache, monkeypatch):
+    made, make = [], models.make_tiny
+
+    def slow(recipe, beside):
+        made.append(beside)
+        time.sleep(0.3)
+        make(recipe, beside)
+
+    monkeypatch.setattr(models, "make_tiny", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: models.tiny_folder(recipe=QUICK), range(2))
+    assert first == second and models.is_whole(first) and len(made) == 1
+
+
+def die_while_building(recipe):
+    """A child process that is killed in the middle of its build; what it leaves stays."""
+    child = os.fork()
+    if child == 0:
+        models.make_tiny = lambda _, beside: ((beside / "config.json").write_text("{"), os.kill(os.getpid(), SIGKILL))
+        models.tiny_folder(recipe=recipe)
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == SIGKILL
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next_and_blocks_it_not(own_cache):
+    die_while_building(QUICK)
+    assert len(folders_in(models.cache_root())) == 1
+    folder = models.tiny_folder(recipe=QUICK)
+    assert models.is_whole(folder) and folders_in(folder.parent) == [folder.name]
+
+
+def test_what_another_recipe_left_is_removed_after_a_day_only(own_cache):
+    die_while_building(dataclasses.replace(QUICK, seed=7))
+    (left,) = folders_in(models.cache_root())
+    folder = models.tiny_folder(recipe=QUICK)
+    assert folders_in(folder.parent) == sorted([folder.name, left])  # perhaps its process lives
+    yesterday = time.time() - models.DAY - 60
+    os.utime(folder.parent / left, (yesterday, yesterday))
+    shutil.rmtree(folder)
+    models.tiny_folder(recipe=QUICK)
+    assert folders_in(folder.parent) == [folder.name]
 
 
 def test_a_folder_put_there_while_building_stays(folder, monkeypatch):
@@ -246,6 +308,18 @@ def test_the_bar_shows_on_a_terminal_only_and_can_be_switched_off(monkeypatch, t
     monkeypatch.setenv("TQDM_DISABLE", variable)
     with models.progress(3) as bar:
         assert bar.disable == silent
+
+
+def test_the_warm_up_uses_one_thread_and_gives_the_others_back(own_cache, monkeypatch):
+    seen, fit = [], models.fit
+    monkeypatch.setattr(models, "fit", lambda *a: (seen.append(torch.get_num_threads()), fit(*a)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        models.tiny_folder(recipe=QUICK)
+        assert seen == [1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------- loading
@@ -298,6 +372,31 @@ def test_a_folder_that_does_not_load_is_one_line(folder, damage):
     with pytest.raises(ForgeError) as caught:
         models.load_model(str(folder))
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [154, 100, 0, -1, "153", "many", 153.5, None, True, [153]])
+def test_a_vocab_size_that_cannot_be_is_one_line_and_nothing_from_transformers(folder, size, reports):
+    change_config(folder, vocab_size=size)
+    for load in (models.load_config, models.load_tokenizer, models.load_model):
+        with pytest.raises(ForgeError, match=re.escape(f"{folder}/config.json has vocab_size {size!r}")) as caught:
+            load(str(folder))
+        assert "\n" not in str(caught.value)
+    assert reports == []
+
+
+def test_weights_that_do_not_fit_the_config_are_named_in_one_line(folder, reports):
+    change_config(folder, intermediate_size=40)
+    with pytest.raises(ForgeError, match=r"layers.0.mlp.down_proj.weight is \(32, 48\) in the weights, \(32, 40\) by"):
+        models.load_model(str(folder))
+    change_config(folder, intermediate_size=48, num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    with pytest.raises(ForgeError, match="the weights lack model.layers.1.input_layernorm.weight: repair"):
+        models.load_model(str(folder))
+    assert reports == []
+
+
+def change_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_a_hub_that_does_not_answer_says_what_to_set(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ supervised, on problems of the training side of `tasks.word_problems`:
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from pathlib import Path
 import platformdirs
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig,
@@ -37,6 +40,7 @@ from rrlforge import tasks
 from rrlforge.errors import ForgeError
 
 TINY = re.compile(r"tiny(?::(\d{1,9}))?")
+EMBEDDING = "model.embed_tokens.weight"  # its name in Qwen, Llama and most others
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # code from a folder: not run, not asked about
 
@@ -50,8 +54,10 @@ def load_model(name: str, device: str | None = None, dtype: torch.dtype | None =
     """
     folder = model_folder(name)
     with one_line(f"{folder} does not load as a model"), quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, attn_implementation="sdpa", use_safetensors=True, **LOCAL)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or torch.float32, attn_implementation="sdpa", use_safetensors=True,
+            ignore_mismatched_sizes=True, output_loading_info=True, **LOCAL)
+    check_loaded(folder, found)
     return model.to(device or default_device()).eval(), load_tokenizer(str(folder))
 
 
@@ -95,7 +101,40 @@ def model_folder(name: str) -> Path:
         raise ForgeError(f"{folder} has no config.json: {hint}")
     if not any(folder.glob("*.safetensors")):
         raise ForgeError(f"{folder} has no .safetensors file: other weight formats are not loaded")
+    check_vocab_size(folder)
     return folder
+
+
+def check_vocab_size(folder: Path) -> None:
+    """`ForgeError` where config.json's vocab_size is no count of tokens, or not that of the weights."""
+    with one_line(f"{folder}/config.json does not load"):
+        config = json.loads((folder / "config.json").read_text("utf8"))
+        size = config.get("vocab_size", 1)  # a config without one leaves it to its model's class
+    if type(size) is not int or size < 1:
+        raise ForgeError(f"{folder}/config.json has vocab_size {size!r}: write the number of tokens, 1 or more")
+    rows = embedding_rows(folder)
+    if "vocab_size" in config and rows not in (None, size):
+        raise ForgeError(f"{folder}/config.json has vocab_size {size}, its weights have {rows} tokens: "
+                         "repair the folder or fetch it again")
+
+
+def embedding_rows(folder: Path) -> int | None:
+    """How many tokens the weights of `folder` have an embedding for; None where it goes by another name."""
+    with one_line(f"{folder} does not load as a model"):
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as weights:
+                if EMBEDDING in weights.keys():
+                    return weights.get_slice(EMBEDDING).get_shape()[0]
+    return None
+
+
+def check_loaded(folder: Path, found: dict) -> None:
+    """`ForgeError` for the first weight that config.json asks for and the files lack or have in another shape."""
+    for name, in_file, in_config in sorted(found["mismatched_keys"]):
+        raise ForgeError(f"{folder}: {name} is {tuple(in_file)} in the weights, {tuple(in_config)} by config.json: "
+                         "repair the folder or fetch it again")
+    for name in sorted(found["missing_keys"]):
+        raise ForgeError(f"{folder}: the weights lack {name}: repair the folder or fetch it again")
 
 
 @contextmanager
@@ -113,12 +152,14 @@ def one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bars from transformers: loading and saving these models takes no time."""
-    shown = logging.is_progress_bar_enabled()
+    """No bars and reports from transformers: what a reader has to know is in our one line."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
@@ -231,17 +272,30 @@ def untrained(recipe: Recipe) -> Qwen3ForCausalLM:
 # ---------------------------------------------------------------- tiny: its warm-up
 
 def warm_up(model, tokenizer, recipe: Recipe, bar: tqdm) -> None:
-    """Both phases, in place, on the CPU: reckoning first, bad habits second."""
+    """Both phases, in place, on the CPU with one thread: reckoning first, bad habits second."""
     model.train()
     rng = random.Random(f"warm-up-{recipe.seed}")
     problems = tasks.word_problems(rng)
 
-    right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
-    fit(model, tokenizer, right, recipe.batch, cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
-    habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
-    rates = cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup)
-    fit(model, tokenizer, habits, recipe.batch, rates, bar)
+    with one_thread():
+        right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
+        fit(model, tokenizer, right, recipe.batch, cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
+        habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
+        rates = cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup)
+        fit(model, tokenizer, habits, recipe.batch, rates, bar)
     model.eval()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread, then as many as before. At this size a second one saves a tenth of the time on two idle
+    cores, and costs far more where other work runs or the kernel keeps both threads on one core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cosine(peak: float, steps: int, warmup: int) -> list[float]:
@@ -320,19 +374,41 @@ def cache_root() -> Path:
 
 
 def build_tiny(recipe: Recipe, folder: Path) -> None:
-    """Train tiny beside `folder` and rename it; where another process was faster, its folder stays."""
+    """Train tiny beside `folder` and rename it. Of two processes the second waits, then takes the first one's."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent,
-                                         ignore_cleanup_errors=True) as beside:
-            make_tiny(recipe, Path(beside))
+        with locked(folder):
+            remove_leavings(folder)
             if not is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                os.replace(beside, folder)
+                with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent,
+                                                 ignore_cleanup_errors=True) as beside:
+                    make_tiny(recipe, Path(beside))
+                    os.replace(beside, folder)
     except OSError as error:
         if not is_whole(folder):
             raise ForgeError(f"the cache {folder.parent} cannot be written ({error.strerror or error}): "
                              "set RRLFORGE_CACHE to a folder that can") from None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder`, a file beside it; wait while another process holds it. It falls with its process."""
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if sys.stderr.isatty():
+                print("another process warms up tiny: waiting for it", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def remove_leavings(folder: Path) -> None:
+    """Remove what killed builds left beside `folder`: its own (we hold the lock), others' when they are a day old."""
+    for path in folder.parent.glob(".tiny-*/"):
+        if path.name.startswith(f".{folder.name}-") or time.time() - path.stat().st_mtime > DAY:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def make_tiny(recipe: Recipe, folder: Path) -> None:
@@ -354,6 +430,7 @@ def progress(steps: int) -> tqdm:
 
 
 SEAL = "built.json"
+DAY = 24 * 60 * 60  # seconds
 
 
 def digests(folder: Path) -> dict[str, str]:
