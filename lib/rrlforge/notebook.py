@@ -278,6 +278,20 @@ def record(name):
     return found
 
 
+# ---------------------------------------------------------------- calculators
+def calculator(name):
+    """Show the calculator of module rrlforge.<name> ("vram"): its formulas run in the page, no kernel needed."""
+    from . import hardware
+    from .tojs import form_html
+
+    module = importlib.import_module(f"rrlforge.{name}")
+    cards = [(card.name, card.cuda_gib) for card in hardware.CARDS]
+    css, binder = ((files("rrlforge") / "data" / f"calculator.{kind}").read_text("utf8") for kind in ("css", "js"))
+    spec = module.calculator_spec(cards)
+    display({"text/html": form_html(spec, module.javascript(), css, binder), "text/plain": spec["title"]}, raw=True)
+    display({"application/javascript": binder}, raw=True)
+
+
 # ---------------------------------------------------------------- output
 def _show(body, plain):
     """Display HTML. JupyterLab runs the script that styles and binds it; the book's pages load its files."""

@@ -12,6 +12,7 @@ stops after `LOOPS` rounds in JavaScript, so a page cannot hang.
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import json
 import textwrap
@@ -153,3 +154,34 @@ class _Function:
                 if called in CALLS or called in self.names:
                     return f"{CALLS.get(called, called)}({', '.join(map(e, arguments))})"
         raise self.refuse(node)
+
+
+# ---------------------------------------------------------------- the form around translated formulas
+
+def form_html(spec: dict, javascript: str, css: str, binder: str) -> str:
+    """HTML of a calculator: a form for `spec`, the formulas, the script that draws (data/calculator.js).
+
+    spec: title, unit, main (the formula whose dict is drawn), functions (those the page calls), fields, blocks
+    [{key, label, color}], and, if wanted, limit and taken (fields: size of the card, what of it is gone), verdict, moments,
+    notes. A field has name and label, and options [{text, value}] (a value that is a dict fills several names), or a
+    boolean value, or a value with low, high and whole.
+    """
+    boxes = "".join(_box(f) for f in spec["fields"])
+    data = json.dumps(spec, ensure_ascii=False).replace("</", "<\\/")
+    return (f'<form class="rf-calc tex2jax_ignore mathjax_ignore"><strong class="rf-calc-title">{html.escape(spec["title"])}</strong>'
+            f'<div class="rf-calc-fields">{boxes}</div><p class="rf-calc-error" role="alert"></p>'
+            f'<div class="rf-calc-result" role="status"></div><noscript>这个计算器要开 JavaScript。</noscript>'
+            f'<script type="application/json" class="rf-calc-spec">{data}</script>'
+            f'<script type="text/plain" class="rf-calc-js">{javascript}</script></form>'
+            f"<style>{css}</style><script>{binder}</script>")
+
+
+def _box(field: dict) -> str:
+    name, label, value = html.escape(field["name"]), html.escape(field["label"]), field.get("value")
+    if "options" in field:
+        options = "".join(f"<option{' selected' if o['value'] == value else ''}>{html.escape(o['text'])}</option>" for o in field["options"])
+        return f'<label>{label}<select name="{name}">{options}</select></label>'
+    if isinstance(value, bool):
+        return f'<label class="rf-calc-check"><input type="checkbox" name="{name}"{" checked" if value else ""}>{label}</label>'
+    return (f'<label>{label}<input type="number" name="{name}" value="{value}" min="{field["low"]}" max="{field["high"]}" '
+            f'step="{1 if field.get("whole") else "any"}" inputmode="decimal"></label>')

@@ -381,12 +381,11 @@ class Plan:
 
 
 MARKS = ("❌", "⚠️", "✅")
-TURNS = {"": "", "engine": "engine_gib 太小，引擎一条也放不下", "checkpointing": "开 activation_checkpointing", "budget": "token_budget 降到四分之一",
-         "chunk": "logit_chunk 降到 256", "reference": "不要参考模型（beta=0, reference_every=0）", "sleep": "开 engine_sleep，训练时引擎让出显存",
-         "adamw8bit": "优化器换 8-bit Adam", "lora": "改用 LoRA", "qlora": "改用 QLoRA", "model": "换小一号的模型"}
 BLOCKS = {"weights": "权重", "gradients": "梯度", "optimizer": "优化器", "reference": "参考模型", "sync": "同步缓冲", "kept": "激活",
           "passing": "临时量", "engine": "引擎", "context": "CUDA 上下文", "margin": "碎片余量"}
-MOMENTS = {"logits": "logits 反向", "layer": "重算一层", "forward": "前向结束", "embedding": "词表梯度", "reference": "参考模型前向"}
+COLORS = {"weights": "#0072B2", "gradients": "#56B4E9", "optimizer": "#009E73", "reference": "#CC79A7", "sync": "#8C6BB1",
+          "kept": "#E69F00", "passing": "#D55E00", "engine": "#6B7280", "context": "#A8A29E", "margin": "#D6D3D1"}
+MOMENTS = {"logits": "logits 反向", "layer": "过一层", "forward": "前向结束", "embedding": "词表梯度", "reference": "参考模型前向"}
 
 
 def parameter_count(shape: Shape) -> int:
@@ -421,3 +420,40 @@ ENGLISH_TURNS = {"engine": "--engine-gib up: it holds not one row", "checkpointi
                  "budget": "--checkpointing and a quarter of --budget", "chunk": "also --chunk 256", "reference": "also no reference model",
                  "sleep": "also --sleep: the engine frees its memory while training", "adamw8bit": "also --optimizer adamw8bit",
                  "lora": "--method lora", "qlora": "--method qlora", "model": "a smaller model"}
+
+
+# ---------------------------------------------------------------- the calculator's form
+
+def calculator_spec(cards: list[tuple[str, float]]) -> dict:
+    """What the form asks and shows (tojs.form_html); `cards` are (name, GiB seen by CUDA), the first is chosen."""
+    start = Plan(SHAPES["Qwen3-0.6B"])
+
+    def number(name: str, label: str, whole: bool = True) -> dict:
+        low, high = RANGES[name]
+        return {"name": name, "label": label, "value": getattr(start, name), "low": low, "high": high, "whole": whole}
+
+    def choice(name: str, label: str, options: list[tuple[str, object]]) -> dict:
+        return {"name": name, "label": label, "options": [{"text": text, "value": value} for text, value in options]}
+
+    shapes = [(name, {k: int(v) if isinstance(v, bool) else v for k, v in dataclasses.asdict(shape).items()}) for name, shape in SHAPES.items()]
+    fields = [choice("model", "模型", shapes), choice("method", "训法", [("全参", "full"), ("LoRA", "lora"), ("QLoRA（4 bit 基座）", "qlora")]),
+              choice("card_gib", "显卡", [(f"{name}（{gib:g} GiB）", gib) for name, gib in cards]),
+              number("length", "题目加回答（token）"), number("budget", "token_budget"), number("chunk", "logit_chunk"),
+              {"name": "checkpointing", "label": "激活重算", "value": True}, {"name": "reference", "label": "参考模型", "value": False},
+              choice("optimizer", "优化器", [("AdamW fp32", "adamw"), ("AdamW 8 bit", "adamw8bit")]),
+              number("rank", "LoRA 的 rank"), number("engine_gib", "引擎 engine_gib", False),
+              choice("engine_bytes", "引擎里的权重", [("bf16", 2), ("4 bit", 0.55)]),
+              {"name": "sleep", "label": "训练时引擎休眠", "value": False}, number("desktop_gib", "桌面占用 GiB", False)]
+    notes = [{"key": "engine_rows", "text": "引擎里的 KV 缓存同时放得下 {} 条这么长的回答。", "positive": True},
+             {"call": "most_rows", "text": "micro-batch 最多放 {} 条。", "positive": True, "otherwise": "micro-batch 一条也放不下。"},
+             {"call": "longest_row", "text": "一条最长能到 {} 个 token（micro-batch 里只有它）。", "positive": True},
+             {"call": "first_turn", "text": "先动这个：{}。", "texts": TURNS}]
+    return {"title": "显存账本", "unit": "GiB", "main": "ledger", "functions": ["ledger", "verdict", "most_rows", "longest_row", "first_turn", "parameters"],
+            "fields": fields, "blocks": [{"key": k, "label": BLOCKS[k], "color": COLORS[k]} for k in BLOCKS], "limit": "card_gib",
+            "taken": "desktop_gib", "verdict": {"call": "verdict", "texts": ["❌ 放不下", "⚠️ 勉强", "✅ 放得下"]},
+            "moments": {"block": "passing", "key": "moment", "texts": MOMENTS}, "notes": notes}
+
+
+TURNS = {"": "", "engine": "把 engine_gib 调大，现在一条回答的缓存也放不下", "checkpointing": "开激活重算", "budget": "开激活重算，再把 token_budget 降到四分之一",
+         "chunk": "上面都做，logit_chunk 降到 256", "reference": "上面都做，再去掉参考模型", "sleep": "上面都做，再让引擎在训练时休眠",
+         "adamw8bit": "上面都做，优化器再换成 8 bit", "lora": "改用 LoRA", "qlora": "改用 QLoRA", "model": "换小一号的模型"}
