@@ -120,12 +120,16 @@ def newest_for(cuda: tuple[int, ...]) -> Release | None:
 
 
 def covers(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Whether a build for `archs` runs on `capability`: binary code of the same major, or PTX not newer."""
+    """Whether a build for `archs` runs on a card of `capability`.
+
+    Binary code (sm_) runs within its major version, PTX (compute_) on anything not older.
+    """
     for arch in archs:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch)
         if match:
             built = int(match[2]), int(match[3])
-            if built <= capability and (match[1] == "compute" or built[0] == capability[0]):
+            same_major = built[0] == capability[0]
+            if built <= capability and (same_major or match[1] == "compute"):
                 return True
     return False
 
