@@ -90,6 +90,37 @@ def build_parser() -> Parser:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=run_doctor)
 
+    ledger = commands.add_parser("vram", help="GiB that a training needs, block by block, and whether a card holds it")
+    ledger.add_argument("--model", default="Qwen3-0.6B", help="a Qwen name, or a folder or file with a config.json")
+    ledger.add_argument("--method", choices=("full", "lora", "qlora"), default="full", help="what is trained")
+    ledger.add_argument("--length", type=int, default=1024, help="longest prompt plus completion, tokens")
+    ledger.add_argument("--budget", type=int, default=8192, help="token_budget: padded tokens in a micro-batch")
+    ledger.add_argument("--chunk", type=int, default=512, help="logit_chunk")
+    ledger.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True, help="recompute activations in backward")
+    ledger.add_argument("--reference", action="store_true", help="keep a reference model")
+    ledger.add_argument("--rank", type=int, default=16, help="of LoRA")
+    ledger.add_argument("--optimizer", choices=("adamw", "adamw8bit"), default="adamw", help="AdamW with fp32 or 8-bit states")
+    ledger.add_argument("--engine-gib", type=float, default=8.0, help="of the rollout engine; 0: none on this card")
+    ledger.add_argument("--engine-bytes", type=float, default=2.0, help="bytes a weight in the engine; 0.55: 4 bits")
+    ledger.add_argument("--sleep", action="store_true", help="the engine frees its memory while training")
+    ledger.add_argument("--card", default="RTX 5090", help="a card's name, or the GiB that CUDA sees of it")
+    ledger.add_argument("--desktop-gib", type=float, default=0.0, help="GiB that a desktop takes")
+    ledger.add_argument("--json", action="store_true", help="print JSON")
+    ledger.set_defaults(run=run_vram)
+
+    bench = commands.add_parser("bench", help="tokens a second over concurrent requests, prefill and decode apart, and the roofline")
+    bench.add_argument("--model", default="tiny", help="tiny, a folder, or a hub id")
+    bench.add_argument("--concurrency", default="1,8,32,128,256,512", help="requests at a time")
+    bench.add_argument("--prompt-tokens", type=int, default=128, help="random tokens in")
+    bench.add_argument("--new-tokens", type=int, default=256, help="tokens out, no end token stops")
+    bench.add_argument("--repeats", type=int, default=3, help="measurements of each")
+    bench.add_argument("--engine", choices=("vllm", "hf"), default="vllm", help="vllm runs on a CPU too")
+    bench.add_argument("--engine-gib", type=float, default=8.0, help="GiB of GPU memory for vLLM")
+    bench.add_argument("--card", default="", help="whose roofline; empty: that of this machine's card")
+    bench.add_argument("--seed", type=int, default=0, help="of the prompts")
+    bench.add_argument("--out", default="", help="save the sweep as JSON")
+    bench.set_defaults(run=run_bench)
+
     script = commands.add_parser("script", help="print forge.py, to keep and to change")
     script.set_defaults(run=run_script)
     return parser
@@ -208,6 +239,59 @@ def run_doctor(options: argparse.Namespace) -> int:
     checks = doctor.examine(offline=options.offline, full=options.full)
     print(doctor.as_json(checks) if options.json else doctor.text(checks))
     return doctor.exit_code(checks)
+
+
+def run_vram(options: argparse.Namespace) -> None:
+    import json
+
+    from rrlforge import hardware, vram
+
+    try:
+        card_gib = float(options.card)
+    except ValueError:
+        card_gib = hardware.card(options.card).cuda_gib
+    names = {f.name for f in dataclasses.fields(vram.Plan)} - {"shape", "card_gib"}
+    plan = vram.Plan(vram.find_shape(options.model), card_gib=card_gib, **{k: v for k, v in vars(options).items() if k in names})
+    print(json.dumps({**plan.ledger(), "verdict": vram.verdict(plan.flat())}, indent=1) if options.json else vram.report(plan))
+
+
+def run_bench(options: argparse.Namespace) -> None:
+    import tempfile
+
+    import torch
+
+    from rrlforge import engines, files, hardware, models, throughput, vram
+
+    try:
+        concurrency = tuple(int(c) for c in options.concurrency.split(","))
+    except ValueError:
+        raise ForgeError(f"--concurrency {options.concurrency!r}: whole numbers with commas, such as 1,8,32") from None
+    throughput.check_sweep(concurrency, options.prompt_tokens, options.new_tokens, options.repeats)
+    card = hardware.card(options.card) if options.card else None
+    folder, config = models.model_folder(options.model), models.load_config(options.model)
+    shape, longest = vram.shape_of_config(config.to_dict(), options.model), options.prompt_tokens + options.new_tokens
+    if longest > config.max_position_embeddings:
+        raise ForgeError(f"{longest} tokens a request, the model has {config.max_position_embeddings} positions: lower --prompt-tokens "
+                         "or --new-tokens")
+    if options.engine == "vllm":
+        with tempfile.TemporaryDirectory() as view:
+            engine = engines.VLLMEngine(throughput.without_end(folder, view), [], longest, options.engine_gib, max_rows=max(concurrency))
+    else:
+        engine = engines.HFEngine(models.load_model(options.model)[0], [], 0, max_rows=max(concurrency))
+    if card is None and torch.cuda.is_available():
+        card = hardware.find(torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory / 2**30)
+    size = 4 if not torch.cuda.is_available() else 2
+    points = []
+    for point in throughput.sweep(lambda prompts, limit: engine.generate(prompts, 1, engines.Sampling(limit, logprobs="none")).tokens,
+                                  shape.vocab, concurrency, options.prompt_tokens, options.new_tokens, options.repeats, options.seed):
+        points.append(dataclasses.asdict(point))
+        ceiling = card and throughput.roofline(shape, point.concurrency, throughput.mean_context(point.prompt_tokens, point.new_tokens),
+                                               card.bandwidth_gb_s, card.bf16_tflops, size)
+        print(throughput.line(point, ceiling), flush=True)
+    if options.out:
+        files.write_json(options.out, {"model": Path(options.model).name, "engine": options.engine, "card": card.name if card else "", "points": points})
+        print(f"saved {options.out}")
+    engine.close()
 
 
 def run_script(_: argparse.Namespace) -> None:

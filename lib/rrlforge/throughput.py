@@ -5,11 +5,13 @@ each weight with c vectors. A step takes at least as long as the slower of the t
 """
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rrlforge.errors import ForgeError
 from rrlforge.vram import Shape, kv_bytes_per_token, parameter_count
@@ -115,3 +117,50 @@ def median_and_spread(values: list[float]) -> tuple[float, float]:
     """(median, (max - min) / median) of the repeats."""
     middle = statistics.median(values)
     return middle, (max(values) - min(values)) / middle
+
+
+def line(point: Point, ceiling: Ceiling | None = None) -> str:
+    """One line of a sweep's table, medians in tok/s."""
+    (prefill, _), (decode, spread), (total, _) = (median_and_spread(v) for v in (point.prefill, point.decode, point.total))
+    text = f"{point.concurrency:5d} requests  prefill {prefill:9,.0f}  decode {decode:9,.0f} (±{spread / 2:.0%})  rollout {total:9,.0f} tok/s"
+    return text + (f"  roofline {ceiling.tokens_s:9,.0f} ({ceiling.bound}), reached {decode / ceiling.tokens_s:.1%}" if ceiling else "")
+
+
+def measure_machine(device: str = "cpu", seconds: float = 0.5) -> tuple[float, float]:
+    """(GB/s, TFLOP/s) that this machine reaches: copying a tensor larger than any cache, and one large matmul.
+
+    The matmul is fp32 on a CPU and bf16 on CUDA. A copy reads and writes, so its bytes count twice.
+    """
+    import torch
+
+    def best(work: Callable[[], object]) -> float:
+        def once() -> float:
+            start = time.perf_counter()
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        once()
+        until, times = time.perf_counter() + seconds, [once()]
+        while time.perf_counter() < until:
+            times.append(once())
+        return min(times)
+
+    source = torch.ones(2**26 if device == "cpu" else 2**30, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    moved = best(lambda: target.copy_(source))
+    size = 1024 if device == "cpu" else 8192
+    a = torch.randn(size, size, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    return 2 * 4 * source.numel() / moved / 1e9, 2 * size**3 / best(lambda: a @ a) / 1e12
+
+
+def without_end(folder: str | Path, into: str | Path) -> Path:
+    """A view of a model's folder in `into` whose config names no end token: vLLM stops on that one unasked."""
+    into = Path(into)
+    config = json.loads((Path(folder) / "config.json").read_text("utf8"))
+    config["eos_token_id"] = None
+    (into / "config.json").write_text(json.dumps(config), "utf8")
+    for weights in Path(folder).glob("*.safetensors*"):
+        (into / weights.name).symlink_to(weights.resolve())
+    return into
