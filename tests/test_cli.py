@@ -2,6 +2,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rrlforge import cli
 from rrlforge.errors import ForgeError
@@ -86,7 +88,7 @@ def trained(tmp_path):
     (run / "config.json").write_text(json.dumps({"settings": settings}))
     (run / "metrics.jsonl").touch()
     (run / "model" / "config.json").write_text("{}")
-    (run / "model" / "model.safetensors").touch()
+    save_file({"weight": torch.zeros(1)}, run / "model" / "model.safetensors")
     return run
 
 
