@@ -37,6 +37,14 @@ def folder(own_cache):
 
 
 @pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def reports():
     """What transformers logs: lines that a reader would see on stderr."""
     records, handler = [], logging.Handler()
@@ -310,16 +318,11 @@ def test_the_bar_shows_on_a_terminal_only_and_can_be_switched_off(monkeypatch, t
         assert bar.disable == silent
 
 
-def test_the_warm_up_uses_one_thread_and_gives_the_others_back(own_cache, monkeypatch):
+def test_the_warm_up_uses_one_thread_and_gives_the_others_back(own_cache, two_threads, monkeypatch):
     seen, fit = [], models.fit
     monkeypatch.setattr(models, "fit", lambda *a: (seen.append(torch.get_num_threads()), fit(*a)))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        models.tiny_folder(recipe=QUICK)
-        assert seen == [1, 1] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    models.tiny_folder(recipe=QUICK)
+    assert seen == [1, 1] and torch.get_num_threads() == 2
 
 
 # ---------------------------------------------------------------- loading
@@ -334,6 +337,13 @@ def test_tiny_loads_by_its_name(folder, monkeypatch):
 def test_a_folder_loads_in_the_dtype_asked_for(folder):
     model, _ = models.load_model(str(folder), device="cpu", dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("limit, threads", [(models.SMALL, 1), (1, 2)])
+def test_a_small_model_on_a_cpu_runs_on_one_thread_and_a_big_one_as_before(folder, two_threads, monkeypatch, limit, threads):
+    monkeypatch.setattr(models, "SMALL", limit)
+    models.load_model(str(folder), device="cpu")
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "no/such/folder/here", "nowhere"])
