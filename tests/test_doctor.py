@@ -1,6 +1,7 @@
 """The doctor, on machines that are only described, and its bounded processes on this one."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -275,6 +276,26 @@ def test_a_process_that_ends_while_its_child_stays_is_not_waited_for():
     time.sleep(0.2)
     state = subprocess.run(["ps", "-o", "stat=", "-p", done.seen.strip()], capture_output=True, text=True).stdout
     assert not state or state.startswith("Z")
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path):
+    pid = tmp_path / "pid"
+    child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    code = f"import sys; from rrlforge import doctor; doctor._run([sys.executable, '-c', {child!r}], 60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    while not (pid.exists() and pid.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.wait(10)
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid.read_text()], capture_output=True, text=True).stdout
+    assert not state or state.startswith("Z")
+
+
+def test_a_torch_that_answers_nonsense_is_a_failure(monkeypatch):
+    monkeypatch.setattr(doctor, "_child", lambda *_: Outcome(True, "bye"))
+    assert Probe().torch() == Torch(error="answered 'bye'")
+    monkeypatch.setattr(doctor, "_child", lambda *_: Outcome(False, ""))
+    assert Probe().torch() == Torch(error="no answer")
 
 
 def test_a_process_that_crashes_gives_one_line():

@@ -236,7 +236,12 @@ class Probe:
 
     def torch(self) -> Torch:
         done = _child("torch", 60)
-        return Torch(**_tuples(json.loads(done.seen))) if done.ok else Torch(error=done.seen or "no answer")
+        if not done.ok:
+            return Torch(error=done.seen or "no answer")
+        try:
+            return Torch(**_tuples(json.loads(done.seen)))
+        except ValueError:
+            return Torch(error=f"answered {done.seen[:80]!r}")
 
     def matmul(self) -> Outcome:
         return _child("matmul", 60)
@@ -333,7 +338,8 @@ def _run(command: list[str], seconds: float, env: dict[str, str] | None = None) 
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = None
-        _end_group(process)
+        finally:  # Ctrl-C too
+            _end_group(process)
         out.seek(0), err.seek(0)
         printed, said = (file.read().decode("utf8", "replace") for file in (out, err))
     if code is None:
