@@ -229,7 +229,10 @@ def ledger(s):
 
     trainer = (weights + gradients + states + reference + sync + kept + passing) / GIB + CONTEXT_GIB
     margin = MARGIN * (kept + passing) / GIB
-    engine = 0 if s["sleep"] else s["engine_gib"]
+    engine = s["engine_gib"]
+    if s["sleep"]:  # while it samples, weights and optimiser stay, gradients and activations do not: what that needs beyond a step
+        awake = (weights + states + reference + sync) / GIB + CONTEXT_GIB + s["engine_gib"]
+        engine = max(0, awake - trainer - margin)
     total = trainer + margin + engine
     engine_weights = s["engine_bytes"] * count / GIB if s["engine_gib"] > 0 else 0
     cache = max(0, s["engine_gib"] - engine_weights - ENGINE_EXTRA_GIB)
@@ -334,7 +337,8 @@ class Plan:
 
     length          prompt plus completion of the longest row, tokens
     budget          token_budget: padded tokens in a micro-batch
-    engine_gib      share of the rollout engine on the same card; 0: none. sleep: it is freed while training
+    engine_gib      share of the rollout engine on the same card; 0: none. sleep: it is freed while training, and then
+                    the larger of sampling and training counts
     engine_bytes    bytes a weight in the engine (2: bf16, about 0.55: 4 bits)
     card_gib        what CUDA sees of the card; desktop_gib of it are taken by others
     """
@@ -457,3 +461,18 @@ def calculator_spec(cards: list[tuple[str, float]]) -> dict:
 TURNS = {"": "", "engine": "把 engine_gib 调大，现在一条回答的缓存也放不下", "checkpointing": "开激活重算", "budget": "开激活重算，再把 token_budget 降到四分之一",
          "chunk": "上面都做，logit_chunk 降到 256", "reference": "上面都做，再去掉参考模型", "sleep": "上面都做，再让引擎在训练时休眠",
          "adamw8bit": "上面都做，优化器再换成 8 bit", "lora": "改用 LoRA", "qlora": "改用 QLoRA", "model": "换小一号的模型"}
+
+
+# ---------------------------------------------------------------- prediction beside measurement
+
+def beside_measured(record: dict) -> list[dict]:
+    """Each case of the record vram/forge-steps with the ledger's prediction, in GiB: what torch held at the worst moment of a
+    step, without context, engine and margin. error is (predicted - measured) / measured."""
+    series, rows = record["series"], []
+    for i, name in enumerate(series["case"]):
+        case = {k: series[k][i] for k in ("method", "length", "budget", "checkpointing", "chunk", "rank", "reference")}
+        found = Plan(SHAPES[series["model"][i]], **case).ledger()
+        predicted, measured = found["trainer"] - CONTEXT_GIB, series["peak_gib"][i]
+        rows.append({"case": name, "model": series["model"][i], **case, "predicted": predicted, "measured": measured,
+                     "error": (predicted - measured) / measured, "fits": series["fits"][i], "held_out": series["held_out"][i]})
+    return rows
