@@ -5,11 +5,15 @@ each weight with c vectors. A step takes at least as long as the slower of the t
 """
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,3 +168,24 @@ def without_end(folder: str | Path, into: str | Path) -> Path:
     for weights in Path(folder).glob("*.safetensors*"):
         (into / weights.name).symlink_to(weights.resolve())
     return into
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hold back what an engine writes to stderr while it starts, native code included; an error brings it all out."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as log:
+        try:
+            os.dup2(log.fileno(), 2)
+            with contextlib.redirect_stderr(log):
+                yield
+        except BaseException:
+            log.flush()
+            os.dup2(kept, 2)
+            log.seek(0)
+            sys.stderr.write(log.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
