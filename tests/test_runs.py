@@ -1,6 +1,4 @@
 """A run's folder: locks, checkpoints, cut lines, and going on after kill -9 with the same losses."""
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from toy import toy_model
 
 from rrlforge.config import GRPOConfig
 from rrlforge.errors import ForgeError
-from rrlforge.runs import Run, load_config, load_metrics, read_lines, write_json
+from rrlforge.runs import Run, load_config, load_metrics, read_lines
 
 
 def new(folder, **settings):
@@ -182,14 +180,6 @@ def test_a_broken_line_in_the_middle_is_named_with_its_number(tmp_path):
     path.write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
     with pytest.raises(ForgeError, match=r"m.jsonl:2: not JSON"):
         read_lines(path)
-
-
-def test_json_is_written_beside_and_renamed(tmp_path, monkeypatch):
-    write_json(tmp_path / "a.json", {"x": 1})
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
-    with pytest.raises(OSError):
-        write_json(tmp_path / "a.json", {"x": 2})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
 
 
 SETTINGS = ["--steps", "9", "--prompts-per-step", "4", "--group-size", "4", "--eval-problems", "8", "--checkpoint-every", "3",

@@ -5,7 +5,6 @@ Whatever names a lesson (table of contents, index, routes, page headers) derives
 """
 
 import argparse
-import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from .errors import ForgeError
+from .files import write_atomically
 
 KINDS = ("原理", "动手", "闯关")
 LESSON_COUNT = 27
@@ -218,9 +218,7 @@ def main(argv=None):
     target = root / "_toc.yml"
     if target.is_file() and target.read_text("utf8") == text:
         return
-    beside = target.with_suffix(".yml.new")
-    beside.write_text(text, "utf8")
-    os.replace(beside, target)
+    write_atomically(target, text)
 
 
 if __name__ == "__main__":

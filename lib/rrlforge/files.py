@@ -23,7 +23,7 @@ def write_atomically(path: str | Path, data: str | bytes) -> Path:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    flush_folder(path.parent)
+    flush(path.parent)
     return path
 
 
@@ -32,9 +32,9 @@ def write_json(path: str | Path, value) -> Path:
     return write_atomically(path, json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
-def flush_folder(folder: Path) -> None:
-    """Put the names of a folder on disk: only then has a rename happened for good."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Put a file's data, or a folder's names, on disk: only then has a write or a rename happened for good."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -27,19 +27,12 @@ from transformers.utils import logging
 from rrlforge import rewards, schedule
 from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
+from rrlforge.files import flush, write_atomically, write_json
 from rrlforge.records import versions
-
 
 KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
 CONTEXT_GIB = 0.6  # of a process on CUDA before it holds a tensor (seen on an H200: 0.5 to 0.6)
 UNMEASURED = ("clip_share", "ratio_min", "ratio_max", "mismatch", "mismatch_max")  # null where no group had a signal
-
-
-def write_json(path: Path, value) -> None:
-    """Write `value` as JSON beside `path`, then rename: a reader never sees half a file."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", "utf8")
-    os.replace(beside, path)
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -136,9 +129,7 @@ class Run:
             if path.exists():
                 seen = step + 1 if name == "eval" and step else step  # the evaluation after `step` steps stands before its checkpoint
                 kept = [r for r in read_lines(path) if r["step"] < seen]
-                beside = path.with_suffix(".part")
-                beside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), "utf8")
-                os.replace(beside, path)
+                write_atomically(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept))
 
     # ---- checkpoints
 
@@ -155,8 +146,11 @@ class Run:
         save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, beside / "model.safetensors")
         save_file(moments, beside / "optimizer.safetensors")
         write_json(beside / "state.json", {"step": step})
+        for file in (*beside.iterdir(), beside):
+            flush(file)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(beside, final)
+        flush(home)
         for old in sorted(home.glob("step-*"))[:-2]:
             shutil.rmtree(old)
 

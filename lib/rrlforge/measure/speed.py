@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,15 +19,16 @@ from pathlib import Path
 
 import torch
 
-from rrlforge import config, forge, records, runs, tasks
+from rrlforge import config, files, forge, records, runs, tasks
 from rrlforge.errors import ForgeError
 from rrlforge.measure.recipe import Recipe
 
 BLOCK = 4      # steps in one turn
+READY = "forge-engine-stands"  # two vLLM engines that start at once see each other's memory come and go, and stop
 WARM = 2       # first steps of each, not counted: compilation, first allocations
 LIMIT_S = 480  # of the turns, and of each trial
 CHILD = "import sys; from rrlforge.measure import speed; speed.child(*sys.argv[1:])"
-TRIALS = ((8, False), (8, True), (16, True), (32, True))  # completions in a forward pass, activation checkpointing
+TRIALS = ((32, True), (16, True), (8, False))  # completions in a forward pass, activation checkpointing
 
 
 class Turns:
@@ -57,6 +59,7 @@ def run_forge(cfg: config.GRPOConfig, folder: Path, turns: Turns) -> None:
     class TurnRun(runs.Run):
         def closing(self, resource):
             self.engine = resource
+            (folder.parent / READY).touch()
             return super().closing(resource)
 
         def progress(self, steps: range) -> Iterator[int]:
@@ -123,6 +126,8 @@ def child(kind: str, settings: str, folder: str, micro_batch: str) -> None:
     if kind == "forge":
         run_forge(cfg, home, Turns(home.parent / "turn", "forge", "trl"))
     elif kind == "trl":
+        while not (home.parent / READY).exists():
+            time.sleep(0.1)
         run_trl(cfg, home, Turns(home.parent / "turn", "trl", "forge"), int(micro_batch))
     else:
         run_trl(cfg, home, Turns(home / "alone", "trl", ""), int(micro_batch))
@@ -138,11 +143,17 @@ def settings() -> dict:
             "checkpoint_every": 0, "reference_every": 0}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def start(kind: str, chosen: dict, folder: Path, micro_batch: int = 0) -> subprocess.Popen:
     with folder.with_suffix(".log").open("w") as log:
         return subprocess.Popen(
             [sys.executable, "-c", CHILD, kind, json.dumps(chosen), str(folder), str(micro_batch)],
-            env={**os.environ, "RRLFORGE_SHARED_GPU": "1", "TQDM_DISABLE": "1"}, stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, "RRLFORGE_SHARED_GPU": "1", "TQDM_DISABLE": "1", "MASTER_PORT": str(free_port())}, stdout=log, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL)
 
 
@@ -158,22 +169,22 @@ def finish(processes: dict[Path, subprocess.Popen]) -> dict[Path, int]:
 
 
 def best_of_trl(home: Path, chosen: dict) -> tuple[int, bool, list[dict]]:
-    """(micro-batch, checkpointing) of TRL's fastest trial that fits, and what every trial gave."""
-    jobs, trials = int(os.environ.get("RRLFORGE_JOBS", "1")), []
+    """(micro-batch, checkpointing) of TRL's fastest trial that fits, and what every trial gave (kept in trials.json)."""
+    trials, kept = [], home / "trials.json"
+    if kept.exists():
+        trials = json.loads(kept.read_text("utf8"))
     rows = chosen["prompts_per_step"] * config.from_dict(chosen).group_size
-    waiting = [t for t in TRIALS if rows % t[0] == 0]
-    while waiting:
-        now, waiting = waiting[:jobs], waiting[jobs:]
-        folders = {home / f"trial-{size}-{'ckpt' if ckpt else 'plain'}": (size, ckpt) for size, ckpt in now}
-        codes = finish({folder: start("trial", {**chosen, "steps": 4, "activation_checkpointing": ckpt}, folder, size)
-                        for folder, (size, ckpt) in folders.items()})
-        for folder, (size, ckpt) in folders.items():
-            lines = runs.load_metrics(folder)
-            out_of_memory = "OutOfMemory" in folder.with_suffix(".log").read_text("utf8", errors="replace")
-            trials.append({"micro_batch": size, "checkpointing": ckpt, "fits": codes[folder] == 0, "out_of_memory": out_of_memory,
-                           "step_s": statistics.median(m["step_s"] for m in lines[1:]) if len(lines) > 1 else None,
-                           "memory_gib": lines[-1]["memory_gib"] if lines else None})
-            print(json.dumps(trials[-1]), flush=True)
+    waiting = [t for t in TRIALS if rows % t[0] == 0 and not trials]
+    for size, checkpointing in waiting:
+        folder = home / f"trial-{size}-{'ckpt' if checkpointing else 'plain'}"
+        code = finish({folder: start("trial", {**chosen, "steps": 4, "activation_checkpointing": checkpointing}, folder, size)})[folder]
+        lines = runs.load_metrics(folder)
+        out_of_memory = "OutOfMemory" in folder.with_suffix(".log").read_text("utf8", errors="replace")
+        trials.append({"micro_batch": size, "checkpointing": checkpointing, "fits": code == 0, "out_of_memory": out_of_memory,
+                       "step_s": statistics.median(m["step_s"] for m in lines[1:]) if len(lines) > 1 else None,
+                       "memory_gib": lines[-1]["memory_gib"] if lines else None})
+        print(json.dumps(trials[-1]), flush=True)
+    files.write_json(kept, trials)
     fitting = [t for t in trials if t["fits"] and t["step_s"]]
     if not fitting:
         raise ForgeError(f"no trial of TRL ran to its end: read the logs in {home}")
@@ -184,9 +195,9 @@ def best_of_trl(home: Path, chosen: dict) -> tuple[int, bool, list[dict]]:
 def measure(name: str) -> dict:
     """The record: seconds a step of both, side by side, and where forge.py's go."""
     home = Path(os.environ.get("RRLFORGE_RUNS", "runs")) / name
-    if home.exists():
+    if (home / "forge").exists():
         raise ForgeError(f"{home} holds an earlier measurement: move it away, or set RRLFORGE_RUNS")
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     chosen = settings()
     micro_batch, checkpointing, trials = best_of_trl(home, chosen)
     (home / "turn").write_text("forge")

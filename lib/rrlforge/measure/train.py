@@ -73,6 +73,8 @@ RECIPES: dict[str, Recipe] = {
     "train/tiny": Recipe("tiny on a CPU, three seeds: reward, held-out accuracy, time (about 6 minutes)", tiny),
     "train/gsm8k-20-steps": Recipe("20 steps of the same, the first 512 test problems before and after (about 5 minutes)",
                                    partial(gsm8k, steps=20, eval_problems=512)),
+    "train/gsm8k-lr-1e-5": Recipe("the same at lr 1e-5, which is too much: the score falls (80 steps, about 6 minutes)",
+                                  partial(gsm8k, steps=80, lr=1e-5, eval_every=40)),
     "train/gsm8k-forge": Recipe("GRPO on GSM8K on one GPU (RRLFORGE_MODEL, RRLFORGE_SEEDS choose the model and the seeds)", gsm8k),
 }
 
