@@ -32,7 +32,9 @@ def test_every_record_has_a_recipe_and_its_figures():
         name = path.relative_to(ROOT / "book" / "records").with_suffix("").as_posix()
         assert name in measure.RECIPES
         record = records.load(name)
-        assert record["figures"]["seeds"] and all(f"reward/{s}" in record["series"] for s in record["figures"]["seeds"])
+        assert record["figures"]
+        if name.startswith("train/"):
+            assert record["figures"]["seeds"] and all(f"reward/{s}" in record["series"] for s in record["figures"]["seeds"])
 
 
 def test_tiny_reaches_its_bars_in_the_record():
