@@ -57,9 +57,10 @@ def weight_bytes_read(shape: Shape, bytes_each: float = 2.0) -> float:
     return bytes_each * (parameter_count(shape) - untied_embedding)
 
 
-def roofline(shape: Shape, concurrency: int, context: float, bandwidth_gb_s: float, tflops: float,
-             bytes_each: float = 2.0) -> Ceiling:
-    """The most tok/s that decoding can reach: `concurrency` requests of `context` tokens each (mean over the decode).
+def roofline(shape: Shape, concurrency: int, context: float, bandwidth_gb_s: float,
+             tflops: float, bytes_each: float = 2.0) -> Ceiling:
+    """The most tok/s that decoding can reach: `concurrency` requests of `context`
+    tokens each (mean over the decode).
 
     bandwidth_gb_s is 1e9 bytes a second, tflops 1e12 operations a second of dense bf16.
     """
@@ -67,8 +68,10 @@ def roofline(shape: Shape, concurrency: int, context: float, bandwidth_gb_s: flo
     kv = concurrency * context * kv_bytes_per_token(shape, bytes_each)
     attention = 4 * context * shape.layers * shape.heads * shape.head_dim
     flops = concurrency * (2 * weights / bytes_each + attention)
-    by_bytes, by_flops = (weights + kv) / (bandwidth_gb_s * 1e9), flops / (tflops * 1e12)
-    return Ceiling(weights, kv, flops, concurrency / max(by_bytes, by_flops), "bandwidth" if by_bytes >= by_flops else "compute")
+    by_bytes = (weights + kv) / (bandwidth_gb_s * 1e9)
+    by_flops = flops / (tflops * 1e12)
+    bound = "bandwidth" if by_bytes >= by_flops else "compute"
+    return Ceiling(weights, kv, flops, concurrency / max(by_bytes, by_flops), bound)
 
 
 def mean_context(prompt_tokens: int, new_tokens: int) -> float:
@@ -172,13 +175,16 @@ def without_end(folder: str | Path, into: str | Path) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back what an engine writes to stderr while it starts, native code included; an error brings it all out."""
+    """Hold back what an engine writes while it starts, native code's stderr included; an error brings it all out.
+
+    vLLM also asks for stdout's file number, which a notebook's stdout need not have; the log has one.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile("w+", encoding="utf8", errors="replace") as log:
         try:
             os.dup2(log.fileno(), 2)
-            with contextlib.redirect_stderr(log):
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 yield
         except BaseException:
             log.flush()

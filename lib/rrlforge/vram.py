@@ -159,16 +159,19 @@ def rows_in_batch(s):
 def layer_bytes(s):
     """Bytes a token that autograd keeps for one layer without checkpointing.
 
-    Full: residuals and norms in fp32 (16 H), a bf16 copy of its input for each linear layer (10 H), q and k before and after
-    their norms and for attention, v, attention's output; gate, silu, up and their product (8 F).
+    Full: residuals and norms in fp32 (16 H), a bf16 copy of its input for each linear
+    layer (10 H), q and k before and after their norms and for attention, v, attention's
+    output; gate, silu, up and their product (8 F).
     """
     q = s["heads"] * s["head_dim"]
     kv = s["kv_heads"] * s["head_dim"]
-    ffn = s["ffn"] * max(s["active"], 1)
+    ffn = 8 * s["ffn"] * max(s["active"], 1)
     small = 4 * (2 * s["heads"] + s["kv_heads"] + 2)
     if s["method"] == "full":
-        return 26 * s["hidden"] + 8 * ffn + (10 if s["qk_norm"] else 4) * (q + kv) + small
-    return 18 * s["hidden"] + 8 * ffn + (10 if s["qk_norm"] else 6) * q + (8 if s["qk_norm"] else 4) * kv + 14 * s["rank"] + small
+        heads = (10 if s["qk_norm"] else 4) * (q + kv)
+        return 26 * s["hidden"] + heads + ffn + small
+    heads = (10 if s["qk_norm"] else 6) * q + (8 if s["qk_norm"] else 4) * kv
+    return 18 * s["hidden"] + heads + ffn + small + 14 * s["rank"]
 
 
 def layer_again_bytes(s):
