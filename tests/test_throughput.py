@@ -65,3 +65,40 @@ def test_without_context_the_roofline_flattens_at_the_compute_bound():
 
 def test_median_and_spread():
     assert throughput.median_and_spread([1.0, 2.0, 4.0]) == (2.0, 1.5)
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--concurrency", "1,x"], "whole numbers with commas"), (["--concurrency", "0"], "in [1, 4096]"), (["--new-tokens", "1"], "new tokens 1: outside"),
+    (["--card", "RTX 9090"], "no card 'RTX 9090'")])
+def test_a_mistake_on_the_command_line_is_one_line(capsys, words, message):
+    from rrlforge import cli
+
+    assert cli.main(["bench", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+
+
+def test_the_view_without_end_token_keeps_everything_else(tmp_path):
+    import json
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "view").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"eos_token_id": [1, 2], "hidden_size": 8}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    view = throughput.without_end(tmp_path / "model", tmp_path / "view")
+    assert json.loads((view / "config.json").read_text()) == {"eos_token_id": None, "hidden_size": 8}
+    assert (view / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_what_is_held_back_comes_out_with_an_error(capfd):
+    import os
+
+    with throughput.quiet():
+        os.write(2, b"native noise\n")
+        print("noise")
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(ZeroDivisionError):
+        with throughput.quiet():
+            os.write(2, b"the reason\n")
+            1 / 0
+    assert "the reason" in capfd.readouterr().err

@@ -205,3 +205,36 @@ def test_the_record_of_measured_peaks_agrees():
         pytest.skip("vram/forge-steps is not measured yet")
     for row in vram.beside_measured(record):
         assert abs(row["error"]) < 0.05, row
+
+
+def test_the_command_prints_blocks_verdict_and_what_to_turn_first(capsys):
+    from rrlforge import cli
+
+    assert cli.main(["vram", "--model", "Qwen3-1.7B"]) == 0
+    out = capsys.readouterr().out
+    assert "❌" in out and "optimizer    12.82 GiB" in out and "turn first: also --optimizer adamw8bit" in out
+    assert cli.main(["vram", "--card", "139.8", "--method", "lora", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == 2 and found["total"] == pytest.approx(Plan(SHAPES["Qwen3-0.6B"], "lora").ledger()["total"])
+
+
+@pytest.mark.parametrize("words,message", [
+    (["--length", "3"], "length is 3: outside [16, 262144]"), (["--card", "RTX 9090"], "no card 'RTX 9090'"),
+    (["--model", "gpt"], "no model 'gpt'"), (["--lenght", "3"], "did you mean --length?")])
+def test_a_mistake_on_the_command_line_is_one_line(capsys, words, message):
+    from rrlforge import cli
+
+    assert cli.main(["vram", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+
+
+def test_the_calculator_asks_for_what_the_formulas_read():
+    spec = vram.calculator_spec([("RTX 5090", 31.36)])
+    asked = {}
+    for field in spec["fields"]:
+        value = field["options"][0]["value"] if "options" in field else int(field["value"]) if isinstance(field["value"], bool) else field["value"]
+        asked.update(value if isinstance(value, dict) else {field["name"]: value})
+    assert asked == Plan(SHAPES["Qwen3-0.6B"]).flat()
+    assert {block["key"] for block in spec["blocks"]} <= Plan(SHAPES["Qwen3-0.6B"]).ledger().keys()
+    assert set(vram.TURNS) - {""} == set(vram.ENGLISH_TURNS) and set(spec["moments"]["texts"]) == set(vram.MOMENTS)
