@@ -287,7 +287,8 @@ def test_a_process_that_ends_while_its_child_stays_is_not_waited_for():
 def test_ctrl_c_leaves_no_process_behind(tmp_path):
     pid = tmp_path / "pid"
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    code = f"import sys; from rrlforge import doctor; doctor._run([sys.executable, '-c', {child!r}], 60)"
+    code = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
+            f"from rrlforge import doctor; doctor._run([sys.executable, '-c', {child!r}], 60)")
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     while not (pid.exists() and pid.read_text()):
         time.sleep(0.05)

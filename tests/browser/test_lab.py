@@ -78,7 +78,7 @@ def test_lesson_opens_as_a_notebook_and_its_cells_work(lab, reader):
     form.wait_for(timeout=60_000)
     form.scroll_into_view_if_needed()
     assert "def inline" in page.locator(".rf-source").inner_text()
-    assert form.locator("mjx-container, .MathJax").count() > 0, "math in the question is typeset"
+    form.locator("mjx-container, .MathJax").first.wait_for(timeout=30_000)  # the question's math is typeset
     form.get_by_label("不对").check()
     form.get_by_role("button").click()
     assert "还不对" in form.locator("output").inner_text()
