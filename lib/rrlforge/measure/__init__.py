@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from rrlforge import records
 from rrlforge.errors import ForgeError
-from rrlforge.measure import baseline, speed, toks, train, vram
+from rrlforge.measure import baseline, speed, templates, toks, train, vram
 
-RECIPES = {**train.RECIPES, **baseline.RECIPES, **speed.RECIPES, **vram.RECIPES, **toks.RECIPES}
+RECIPES = {**train.RECIPES, **baseline.RECIPES, **speed.RECIPES, **vram.RECIPES, **toks.RECIPES, **templates.RECIPES}
 
 
 def run(name: str) -> str:
