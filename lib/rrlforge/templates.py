@@ -51,15 +51,26 @@ def check_prompt(tokenizer, ids: list[int], thinking: bool = False) -> str:
     """
     head, tail = edges(tokenizer, thinking)
     text = tokenizer.decode(ids)
-    if not text.startswith(head):
-        raise ForgeError(f"the prompt begins with {text[:len(head)]!r}, its template with {head!r}: build it with prompt_ids")
-    if not text.endswith(tail):
-        raise ForgeError(f"the prompt ends with {text[-len(tail):]!r}, its template with {tail!r}: build it with prompt_ids")
+    borders = (("begins", text[:len(head)], head), ("ends", text[-len(tail):], tail))
+    for verb, seen, wanted in borders:
+        if seen != wanted:
+            raise ForgeError(f"the prompt {verb} with {seen!r}, its template with {wanted!r}: "
+                             "build it with prompt_ids")
     question = text[len(head):len(text) - len(tail)]
     for token in tokenizer.all_special_tokens:
         if token in question:
-            raise ForgeError(f"the question holds the special token {token}: it was templated twice, or is hostile")
+            raise ForgeError(f"the question holds the special token {token}: "
+                             "it was templated twice, or is hostile")
     return question
+
+
+def is_templated(tokenizer, ids: list[int], thinking: bool = False) -> bool:
+    """Whether `check_prompt` lets `ids` pass."""
+    try:
+        check_prompt(tokenizer, ids, thinking)
+    except ForgeError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- Qwen3's tokenizer
@@ -170,6 +181,16 @@ def teach_ending(model, tokenizer, ending: str, mask_of: MaskOf, steps: int, lr:
     return model.eval()
 
 
+# ---------------------------------------------------------------- log-probs
+
+@torch.no_grad()
+def completion_logprobs(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """Log-probs (len(completion),) of a completion by itself: one row, no padding, temperature 1."""
+    ids = torch.tensor([prompt + completion], device=model.device)
+    rows = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float().log_softmax(-1)
+    return rows.gather(-1, ids[0, len(prompt):, None])[:, 0]
+
+
 # ---------------------------------------------------------------- figure
 
 def token_boxes(ax, labels: list[str], colors: list[str], marks: list[str], line: float = 30.0) -> None:
@@ -185,3 +206,22 @@ def token_boxes(ax, labels: list[str], colors: list[str], marks: list[str], line
         x += width + 0.25
     ax.set(xlim=(-0.2, line + 0.2), ylim=(y - 0.8, height + 0.2))
     ax.axis("off")
+
+
+GREY, WHITE = "#D9DDE3", "#FFFFFF"
+QUESTION, THINK, COMPLETION = "#CFE6F5", "#F6D48B", "#BFE5D6"
+
+
+def training_row(ax, series: dict, pads: int = 2) -> None:
+    """Draw the dialogue of a record as a row to train on, right-padded: who wrote each token, and the mask under it.
+
+    Template grey, question blue, empty think block yellow, completion green (its newline after the end is left out).
+    """
+    prompt, before_think = len(series["no_think_ids"]), len(series["think_ids"])
+    row = series["dialogue_pieces"][:-1]
+    end_of_question = row.index("<|im_end|>")
+    colors = [COMPLETION if t >= prompt else THINK if t >= before_think else
+              QUESTION if 3 <= t < end_of_question else GREY for t in range(len(row))]
+    labels = [piece.replace("\n", "¶") for piece in row] + ["<|endoftext|>"] * pads
+    marks = ["0"] * prompt + ["1"] * (len(row) - prompt) + ["0"] * pads
+    token_boxes(ax, labels, colors + [WHITE] * pads, marks)
