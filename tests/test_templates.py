@@ -39,6 +39,7 @@ def test_a_prompt_of_the_template_passes_and_gives_its_question(tokenizer):
 ], ids=["plain", "stripped", "no generation prompt", "think block", "bos", "twice"])
 def test_a_prompt_made_otherwise_is_refused_in_one_line(tokenizer, make, fault):
     text = make(tasks.prompt_text(tokenizer, PROBLEM, TASK))
+    assert not templates.is_templated(tokenizer, encode(tokenizer, text))
     with pytest.raises(ForgeError, match=fault) as error:
         templates.check_prompt(tokenizer, encode(tokenizer, text))
     assert "\n" not in str(error.value)
@@ -79,13 +80,37 @@ def test_teaching_ends_with_the_mask_it_is_given():
     assert not (taught.get_input_embeddings().weight == before).all()
 
 
+def test_log_probs_of_a_completion_are_those_of_its_places():
+    import torch
+
+    model, prompt, completion = models.untrained(models.Recipe(hidden=32, layers=1, ffn=32)), [5, 6, 7], [8, 2]
+    with torch.no_grad():
+        table = model(input_ids=torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
+    got = templates.completion_logprobs(model, prompt, completion)
+    torch.testing.assert_close(got, torch.stack([table[2, 8], table[3, 2]]))
+
+
+def test_the_drawn_row_has_a_mask_of_ones_from_the_think_block_to_the_end_token():
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    series = records.load("templates/qwen3")["series"]
+    templates.training_row(ax, series)
+    texts = [t.get_text() for t in ax.texts]
+    labels, marks = texts[::2], texts[1::2]
+    first, end = len(series["no_think_ids"]), len(series["dialogue_ids"]) - 1
+    assert marks == ["0"] * first + ["1"] * (end - first) + ["0", "0"]
+    assert labels[end - 1] == "<|im_end|>" and labels[first - 2] == "</think>"
+    plt.close(fig)
+
+
 def test_boxes_wrap_and_none_is_lost():
     import matplotlib.pyplot as plt
 
     fig, ax = plt.subplots()
-    templates.token_boxes(ax, ["<|im_start|>", "杯子", "$"], ["w", "w", "w"], ["0", "1", "1"], line=16)
+    templates.token_boxes(ax, ["<|im_start|>", "杯子", "$"], ["w", "w", "w"], ["0", "1", "1"], line=7)
     assert len(ax.patches) == 3 and ax.patches[1].get_y() < ax.patches[0].get_y()
-    assert max(p.get_x() + p.get_width() for p in ax.patches) <= 16
+    assert max(p.get_x() + p.get_width() for p in ax.patches) <= 7
     plt.close(fig)
 
 

@@ -193,17 +193,17 @@ def completion_logprobs(model, prompt: list[int], completion: list[int]) -> torc
 
 # ---------------------------------------------------------------- figure
 
-def token_boxes(ax, labels: list[str], colors: list[str], marks: list[str], line: float = 30.0) -> None:
-    """Tokens as boxes from left to right, wrapped at `line` units (a Latin letter is 1); marks[i] stands under box i."""
+def token_boxes(ax, labels: list[str], colors: list[str], marks: list[str], line: float = 20.0) -> None:
+    """Tokens as boxes from left to right, wrapped at `line` units (a box is 1 high); marks[i] stands under box i."""
     x, y, height = 0.0, 0.0, 1.0
     for label, color, mark in zip(labels, colors, marks):
-        width = 0.9 + sum(1.75 if ord(c) > 0x2E7F else 1.0 for c in label)
+        width = 0.55 + sum(0.68 if ord(c) > 0x2E7F else 0.42 for c in label)
         if x and x + width > line:
-            x, y = 0.0, y - 2.1
+            x, y = 0.0, y - 1.9
         ax.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor=INK, linewidth=0.6))
-        ax.text(x + width / 2, y + height / 2, label.replace("$", r"\$"), ha="center", va="center", fontsize=11)
-        ax.text(x + width / 2, y - 0.35, mark, ha="center", va="center", fontsize=9)
-        x += width + 0.25
+        ax.text(x + width / 2, y + height / 2, label.replace("$", r"\$"), ha="center", va="center", fontsize=12)
+        ax.text(x + width / 2, y - 0.35, mark, ha="center", va="center", fontsize=10)
+        x += width + 0.15
     ax.set(xlim=(-0.2, line + 0.2), ylim=(y - 0.8, height + 0.2))
     ax.axis("off")
 
