@@ -72,6 +72,8 @@ def test_learning_rate_warms_up_then_falls_linearly_to_its_end():
     cfg = GRPOConfig(lr=1.0, steps=100, warmup_steps=10, lr_end=0.1)
     rates = [learning_rate(step, cfg) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == pytest.approx(1 - 0.9 * 0.09)
-    assert rates[99] == pytest.approx(0.1 + 0.9 * 0.01)
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[99] == pytest.approx(0.1) and rates[55] == pytest.approx(1 - 0.9 * 45 / 89)
+    short = GRPOConfig(lr=1.0, steps=3, warmup_steps=10)
+    assert [learning_rate(step, short) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
     assert GRPOConfig(warmup_steps=0) and learning_rate(0, GRPOConfig(lr=1.0, warmup_steps=0)) == 1.0

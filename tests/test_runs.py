@@ -1,4 +1,5 @@
 """A run's folder: locks, checkpoints, cut lines, and going on after kill -9 with the same losses."""
+import shutil
 import signal
 import subprocess
 import sys
@@ -6,10 +7,13 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from toy import toy_model
 
 from rrlforge.config import GRPOConfig
 from rrlforge.errors import ForgeError
+from rrlforge import runs
 from rrlforge.runs import Run, load_config, load_metrics, read_lines
 
 
@@ -109,8 +113,17 @@ def test_resuming_nothing_or_with_other_settings_is_refused(tmp_path):
     new(tmp_path / "r", lr=1e-4).close()
     with pytest.raises(ForgeError, match="started with lr=0.0001, not 0.1"):
         Run(tmp_path / "r", GRPOConfig(lr=0.1), resume=True)
-    Run(tmp_path / "r", GRPOConfig(lr=1e-4, eval_problems=4), resume=True)
+    with pytest.raises(ForgeError, match="started with steps=80, not 90"):  # the decay of the rate depends on it
+        Run(tmp_path / "r", GRPOConfig(lr=1e-4, steps=90), resume=True)
+    Run(tmp_path / "r", GRPOConfig(lr=1e-4, eval_every=4), resume=True)
     assert load_config(tmp_path / "r").lr == 1e-4
+
+
+def test_a_run_without_decay_may_be_made_longer_not_shorter(tmp_path):
+    new(tmp_path / "r", lr_end=1.0, steps=8).close()
+    Run(tmp_path / "r", GRPOConfig(lr_end=1.0, steps=12), resume=True).close()
+    with pytest.raises(ForgeError, match="started with steps=8, not 4"):
+        Run(tmp_path / "r", GRPOConfig(lr_end=1.0, steps=4), resume=True)
 
 
 def test_lines_after_the_checkpoint_are_cut_and_a_torn_last_line_is_left_out(tmp_path):
@@ -171,8 +184,72 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     run = new(tmp_path / "r")
     run.save(3, model, optimizer)
     other = toy_model(0, vocab=50, dtype=torch.float32)
-    with pytest.raises(ForgeError, match="step-000003 cannot be read"):
+    with pytest.raises(ForgeError, match="step-000003 does not fit this run"):
         run.restore(other, torch.optim.AdamW(other.parameters()))
+
+
+def changed(folder, name, change):
+    tensors = load_file(folder / f"{name}.safetensors")
+    change(tensors)
+    save_file(tensors, folder / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("model", lambda t: t.update({next(iter(t)): torch.zeros(1)})),                         # would be broadcast
+    ("model", lambda t: t.update({k: torch.full_like(v, float("nan")) for k, v in t.items()})),
+    ("model", lambda t: t.pop(next(iter(t)))),
+    ("optimizer", lambda t: t.pop(next(k for k in t if k.endswith("exp_avg")))),
+    ("optimizer", lambda t: t.update({k: torch.zeros(1) for k in t if k.endswith("exp_avg_sq")})),
+])
+def test_a_checkpoint_whose_parts_do_not_fit_is_named_and_nothing_is_changed(tmp_path, name, change):
+    model, optimizer = trained()
+    run = new(tmp_path / "r")
+    run.save(3, model, optimizer)
+    changed(tmp_path / "r" / "checkpoints" / "step-000003", name, change)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with pytest.raises(ForgeError, match="step-000003 does not fit this run"):
+        run.restore(model, torch.optim.AdamW(model.parameters()))
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
+def test_a_copy_beside_the_checkpoints_and_another_step_in_its_state_are_not_taken(tmp_path):
+    model, optimizer = trained()
+    run = new(tmp_path / "r")
+    run.save(3, model, optimizer)
+    home = tmp_path / "r" / "checkpoints"
+    shutil.copytree(home / "step-000003", home / "step-000008.bak")
+    assert run.restore(model, optimizer) == 3
+    (home / "step-000003" / "state.json").write_text('{"step": 7}')
+    with pytest.raises(ForgeError, match="does not fit this run .first: state.json"):
+        run.restore(model, optimizer)
+
+
+def test_adam_states_stand_where_the_optimiser_wants_them(tmp_path):
+    """On CUDA a fused AdamW refuses a `step` that was left on the CPU: load_state_dict decides, not we."""
+    model, optimizer = trained()
+    run = new(tmp_path / "r")
+    run.save(3, model, optimizer)
+    seen = []
+    fresh = torch.optim.AdamW(model.parameters())
+    whole = fresh.load_state_dict
+    fresh.load_state_dict = lambda state: (seen.append(len(state["state"])), whole(state))
+    run.restore(model, fresh)
+    assert seen == [len(list(model.parameters()))]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    model, optimizer = trained()
+    run = new(tmp_path / "r")
+    run.save(3, model, optimizer)
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(runs, "save_file", full)
+    with pytest.raises(ForgeError, match="checkpoint of step 6 was not written .*No space left.*earlier checkpoints are intact") as error:
+        run.save(6, model, optimizer)
+    assert "\n" not in str(error.value)
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["step-000003"]
 
 
 def test_a_broken_line_in_the_middle_is_named_with_its_number(tmp_path):

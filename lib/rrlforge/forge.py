@@ -15,14 +15,14 @@ DeepSeekMath formula (arXiv 2402.03300, eq. 3), and why:
 7. With importance_cap > 0 the loss is multiplied by min(pi_old / pi_engine, cap): the engine computes in
    another precision than the trainer (truncated importance sampling).
 8. Rows with advantage 0 are skipped when beta is 0: their gradient is 0. The normaliser still counts them, but
-   clip_share, ratio and mismatch are those of the other rows. Without any gradient there is no step.
+   clip_share and ratio are those of the other rows (of one row where no group has a signal: ratio 1, share 0).
 9. Exponents are clamped (ratio at e^20, k3 at +-20) so that nothing overflows; a token beyond that has no gradient.
 10. The optimiser is AdamW with gradient clipping, warm-up and linear decay. updates_per_rollout cuts a rollout by
     whole groups, epochs passes over it again; the ratio then leaves 1.
 
-The engine is asked for the log-probs of one completion a prompt (of all, with importance_cap). Three figures are
-measured on those: mismatch, entropy = -mean log p over their tokens (an unbiased estimate), and kl, with k3, over
-evenly spaced rows of about token_budget tokens, the engine's log-probs standing for pi.
+vLLM is asked for the log-probs of one completion a prompt (of all, with importance_cap). Three figures are
+measured on the rows that have them: mismatch; entropy = -mean log p over their tokens (an unbiased estimate);
+and kl, k3 over 32 evenly spaced rows, the engine's log-probs standing for pi.
 """
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def update(model, reference, optimizer, rows: list[Row], cfg: GRPOConfig, max_ne
 
 @torch.no_grad()
 def measure_kl(reference, rows: list[Row], cfg: GRPOConfig) -> float:
-    """Mean k3 to the start over evenly spaced rows (about one micro-batch), the engine's log-probs standing for pi."""
+    """Mean k3 to the start over 32 evenly spaced rows, the engine's log-probs standing for pi."""
     known = [r for r in rows if r.engine_logp is not None]
-    some = known[::max(1, sum(len(r.prompt) + len(r.completion) for r in known) // cfg.token_budget)]
+    some = known[::max(1, len(known) // 32)]
     batches = micro_batches(some, cfg.token_budget)
     logp = torch.tensor([x for batch in batches for r in batch for x in r.engine_logp], device=reference.device)
     return float(k3(torch.cat([forward(reference, batch, cfg) for batch in batches]), logp).mean())

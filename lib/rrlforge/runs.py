@@ -13,10 +13,11 @@ import fcntl
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -31,8 +32,9 @@ from rrlforge.files import flush, write_atomically, write_json
 from rrlforge.records import versions
 
 KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
+CHECKPOINT = re.compile(r"step-\d{6,}")
+ADAM = ("step", "exp_avg", "exp_avg_sq")
 CONTEXT_GIB = 0.6  # of a process on CUDA before it holds a tensor (seen on an H200: 0.5 to 0.6)
-UNMEASURED = ("clip_share", "ratio_min", "ratio_max", "mismatch", "mismatch_max")  # null where no group had a signal
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -67,6 +69,32 @@ def memory_gib(engine_gib: float = 0.0) -> float:
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@contextmanager
+def whole(beside: Path, what: str):
+    """Where writing into folder `beside` fails (a full disk), remove it and raise a `ForgeError` of one line."""
+    try:
+        yield
+    except Exception as error:  # safetensors and the system have no error in common
+        shutil.rmtree(beside, ignore_errors=True)
+        reason = (str(error).strip().splitlines() or [""])[-1][:150]
+        raise ForgeError(f"{beside.parent}: {what} was not written ({type(error).__name__}: {reason}); earlier checkpoints are "
+                         "intact: make room, then go on with --resume") from None
+
+
+def fits(folder: Path, step: int, weights: dict, moments: dict, model: torch.nn.Module) -> None:
+    """Raise `ForgeError` unless the checkpoint's parts belong together and to `model`."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    wrong = [n for n, shape in shapes.items() if n not in weights or weights[n].shape != shape]
+    touched = {key.rpartition(".")[0] for key in moments}
+    wrong += [f"{n}.{key}" for n in sorted(touched) for key in ADAM
+              if n not in shapes or f"{n}.{key}" not in moments or (key != "step" and moments[f"{n}.{key}"].shape != shapes[n])]
+    wrong += [n for n, w in weights.items() if not torch.isfinite(w).all()]
+    if step != int(folder.name.removeprefix("step-")):
+        wrong.append("state.json")
+    if wrong:
+        raise ForgeError(f"{folder} does not fit this run (first: {wrong[0]}): delete it to resume from the one before")
 
 
 class Run:
@@ -106,9 +134,12 @@ class Run:
         write_json(self.folder / "config.json", {"settings": to_dict(self.cfg), "versions": versions()})
 
     def _check_same(self, before: GRPOConfig) -> None:
-        """A resumed run may be longer and may change what does not touch its numbers, nothing else."""
-        free = {"steps", "checkpoint_every", "eval_every", "eval_problems", "memory_cap_gib", "engine_gib"}
+        """A resumed run may change what does not touch its numbers, nothing else. `steps` sets how the learning rate
+        decays: only a run without decay (lr_end 1) may be made longer."""
+        free = {"checkpoint_every", "eval_every", "memory_cap_gib", "engine_gib"}
         old, new = to_dict(before), to_dict(self.cfg)
+        if before.lr_end == 1 and self.cfg.steps > before.steps:
+            free.add("steps")
         for name in old:
             if name not in free and old[name] != new[name]:
                 raise ForgeError(f"{self.folder} was started with {name}={old[name]!r}, not {new[name]!r}: "
@@ -143,11 +174,12 @@ class Run:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         moments = {f"{names[id(p)]}.{key}": value.contiguous() for p in params
                    for key, value in optimizer.state.get(p, {}).items()}
-        save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, beside / "model.safetensors")
-        save_file(moments, beside / "optimizer.safetensors")
-        write_json(beside / "state.json", {"step": step})
-        for file in (*beside.iterdir(), beside):
-            flush(file)
+        with whole(beside, f"the checkpoint of step {step}"):
+            save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, beside / "model.safetensors")
+            save_file(moments, beside / "optimizer.safetensors")
+            write_json(beside / "state.json", {"step": step})
+            for file in (*beside.iterdir(), beside):
+                flush(file)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(beside, final)
         flush(home)
@@ -155,22 +187,30 @@ class Run:
             shutil.rmtree(old)
 
     def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the newest checkpoint into model and optimiser; returns the number of finished steps (0: none)."""
-        found = sorted((self.folder / "checkpoints").glob("step-*"))
+        """Load the newest checkpoint into model and optimiser; returns the number of finished steps (0: none).
+
+        Raises `ForgeError` naming a checkpoint that cannot be read or does not fit, before anything is changed.
+        """
+        found = sorted(f for f in (self.folder / "checkpoints").glob("step-*") if CHECKPOINT.fullmatch(f.name))
+        if not found and read_lines(self.folder / "metrics.jsonl"):
+            print(f"{self.folder} has no checkpoint: its steps are run again from the start", file=sys.stderr)
         step = 0
         if found:
             folder = found[-1]
             try:
                 step = int(json.loads((folder / "state.json").read_text("utf8"))["step"])
                 weights, moments = (load_file(folder / f"{n}.safetensors") for n in ("model", "optimizer"))
-                with torch.no_grad():
-                    for name, p in model.named_parameters():
-                        p.copy_(weights[name])
-                        keys = {k.rsplit(".", 1)[1]: v for k, v in moments.items() if k.rsplit(".", 1)[0] == name}
-                        if keys:
-                            optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in keys.items()}
+                fits(folder, step, weights, moments, model)
+            except ForgeError:
+                raise
             except Exception as error:  # safetensors, json and torch have no error in common
                 raise ForgeError(f"{folder} cannot be read ({type(error).__name__}): delete it to resume from the one before") from None
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p.copy_(weights[name])
+                    if f"{name}.exp_avg" in moments:
+                        optimizer.state[p] = {key: moments[f"{name}.{key}"] for key in ADAM}
+            optimizer.load_state_dict(optimizer.state_dict())  # puts every state where the optimiser wants it, `step` too
         self._cut_after(step)
         return step
 
@@ -179,8 +219,9 @@ class Run:
         final, beside = self.folder / "model", self.folder / ".model.part"
         shutil.rmtree(beside, ignore_errors=True)
         logging.disable_progress_bar()
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
+        with whole(beside, "the trained model"):
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(beside, final)
         return final
@@ -230,7 +271,7 @@ class Run:
             "step": step, "reward": sum(scores) / count, "accuracy": sum(correct) / count,
             **{f"reward_{name}": sum(values) / count for name, values in parts.items()},
             "flat_groups": sum(min(g) == max(g) for g in groups) / len(groups),
-            "entropy": -sum(known) / max(len(known), 1), "kl": kl, **dict.fromkeys(UNMEASURED), **figures,
+            "entropy": -sum(known) / max(len(known), 1), "kl": kl, **figures,
             "lr": schedule.learning_rate(step, self.cfg),
             "length": sum(lengths) / count, "length_max": max(lengths),
             "truncated": done.finish_reason.count("length") / count,

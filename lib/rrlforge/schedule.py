@@ -27,9 +27,11 @@ def rollout_seed(seed: int, step: int) -> int:
 
 
 def learning_rate(step: int, cfg: GRPOConfig) -> float:
-    """Linear warm-up, then linear decay to the share lr_end of the peak."""
-    warm = min(1.0, (step + 1) / max(cfg.warmup_steps, 1))
-    return cfg.lr * warm * (cfg.lr_end + (1 - cfg.lr_end) * (1 - step / cfg.steps))
+    """Linear warm-up to the peak, then linear decay that ends, at the last step, with the share lr_end of it."""
+    warm = min(cfg.warmup_steps, cfg.steps)
+    if step < warm:
+        return cfg.lr * (step + 1) / warm
+    return cfg.lr * (1 - (1 - cfg.lr_end) * (step - warm) / max(cfg.steps - warm - 1, 1))
 
 
 def set_learning_rate(optimizer, step: int, cfg: GRPOConfig) -> None:

@@ -37,6 +37,24 @@ def test_a_run_with_vllm_learns_within_its_cap_and_leaves_what_a_run_leaves(tmp_
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
+def test_a_killed_run_goes_on_with_the_fused_optimiser(tmp_path):
+    common = ["-m", "rrlforge.cli", "train", "--model", "tiny", "--engine", "hf", "--steps", "6", "--checkpoint-every", "2",
+              "--eval-problems", "0", "--out", str(tmp_path / "run")]
+    code = f"""import sys; from rrlforge import cli, runs
+log = runs.Run.log_step
+def stop(self, step, *rest):
+    log(self, step, *rest)
+    if step == 4:
+        import os; os._exit(9)
+runs.Run.log_step = stop
+sys.exit(cli.main({common[2:]!r}))"""
+    assert process("-c", code).returncode == 9
+    done = process(*common, "--resume")
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in lines] == list(range(6))
+
+
 def test_a_cap_below_what_the_engine_takes_is_refused_in_one_line(tmp_path):
     done = process("-m", "rrlforge.cli", "train", "--model", "tiny", "--engine", "vllm", "--engine-gib", "4", "--steps", "1",
                    "--eval-problems", "0", "--memory-cap-gib", "1", "--out", str(tmp_path / "run"))
