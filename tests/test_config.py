@@ -77,3 +77,11 @@ def test_learning_rate_warms_up_then_falls_linearly_to_its_end():
     short = GRPOConfig(lr=1.0, steps=3, warmup_steps=10)
     assert [learning_rate(step, short) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
     assert GRPOConfig(warmup_steps=0) and learning_rate(0, GRPOConfig(lr=1.0, warmup_steps=0)) == 1.0
+
+
+@pytest.mark.parametrize("value", [10**400, -1, float("nan"), float("inf")])
+def test_a_number_beyond_all_ranges_is_one_short_line(value):
+    name = "seed" if isinstance(value, int) else "lr"
+    with pytest.raises(ForgeError, match="outside") as error:
+        GRPOConfig(**{name: value})
+    assert len(str(error.value)) < 120

@@ -158,3 +158,13 @@ def test_vllm_syncs_weights_and_agrees_with_the_trainer(tmp_path):
 
 def test_tokens_counts_all_rows():
     assert Completions([[1, 2], [3]], [[0.0, 0.0], [0.0]], ["stop", "length"]).tokens == 3
+
+
+def test_weights_that_are_not_finite_are_one_line():
+    model = toy_model(dtype=torch.float32)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(ForgeError, match="logits are not finite"):
+        HFEngine(model, [2], 0).generate([[5, 6]], 2, Sampling(4))
+    with pytest.raises(ForgeError, match="temperature 0 or in"):
+        Sampling(4, temperature=1e-39)

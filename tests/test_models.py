@@ -474,3 +474,29 @@ def test_tiny_with_a_seed_is_another_start_of_the_same_recipe(monkeypatch):
     assert [models.model_folder(name) for name in ("tiny", "tiny:0", "tiny:12")] == ["seed 0", "seed 0", "seed 12"]
     with pytest.raises(ForgeError, match="no folder tiny:x"):
         models.model_folder("tiny:x")
+
+
+@pytest.mark.parametrize("text", [None, "{}", "[]", "{"])
+def test_a_folder_without_the_tokenizer_s_settings_is_refused_not_guessed(folder, text):
+    settings = folder / "tokenizer_config.json"
+    settings.unlink()
+    if text is not None:
+        settings.write_text(text)
+    with pytest.raises(ForgeError, match="tokenizer"):
+        models.load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("eos", ['"x"', "[[1]]", "[1, null]", "true"])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_an_end_token_that_is_no_id_is_one_line(folder, name, eos):
+    values = json.loads((folder / name).read_text())
+    values["eos_token_id"] = json.loads(eos)
+    (folder / name).write_text(json.dumps(values))
+    with pytest.raises(ForgeError, match=f"{name} has eos_token_id"):
+        models.model_folder(str(folder))
+
+
+def test_a_generation_config_that_is_not_json_is_one_line(folder):
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ForgeError, match="generation_config.json does not load"):
+        models.load_model(str(folder))

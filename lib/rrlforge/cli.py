@@ -126,7 +126,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run_train(options: argparse.Namespace) -> None:
+def run_train(options: argparse.Namespace) -> int:
     from rrlforge import config, forge, report, runs
 
     names = {f.name for f in dataclasses.fields(GRPOConfig)}
@@ -137,10 +137,17 @@ def run_train(options: argparse.Namespace) -> None:
     cfg = from_dict({**base, **(PRESETS[options.preset] if options.preset else {}), **given})
     stem = Path(cfg.model).name or "run"
     folder = Path(options.out or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    forge.train(cfg, folder, options.resume)
+    try:
+        forge.train(cfg, folder, options.resume)
+    except KeyboardInterrupt:
+        if (folder / "config.json").exists():
+            print(f"rrlforge: stopped; go on with: rrlforge train --resume --out {folder}", file=sys.stderr)
+            return 130
+        raise
     picture = report.save_training_curve(folder)
     print(report.summary(folder))
     print(f"run {folder} · curve {picture} · model {folder / 'model'}")
+    return 0
 
 
 def run_of(model: str) -> Path | None:
@@ -309,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"rrlforge: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("rrlforge: stopped by Ctrl-C; go on with --resume --out FOLDER", file=sys.stderr)
+        print("rrlforge: stopped", file=sys.stderr)
         return 130
 
 

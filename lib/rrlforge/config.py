@@ -104,8 +104,8 @@ def check_value(f: dataclasses.Field, value) -> None:
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, 1)
         raise ForgeError(f"{f.name} is {value!r}: choose one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
-    if low is not None and not (math.isfinite(value) and low <= value <= high):
-        raise ForgeError(f"{f.name} is {value}: outside [{low:g}, {high:g}]")
+    if low is not None and not low <= value <= high:  # a NaN is outside too
+        raise ForgeError(f"{f.name} is {str(value)[:40]}: outside [{low:g}, {high:g}]")
 
 
 def parse_rewards(text: str) -> dict[str, float]:

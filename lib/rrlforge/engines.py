@@ -40,8 +40,8 @@ class Sampling:
     def __post_init__(self):
         if self.logprobs not in ("all", "first", "none"):
             raise ForgeError(f"logprobs is {self.logprobs!r}: choose one of all, first, none")
-        if self.max_new_tokens < 1 or not 0 <= self.temperature <= 100 or not 0 < self.top_p <= 1 or not 0 <= self.seed < 2**63:
-            raise ForgeError(f"{self}: max_new_tokens must be at least 1, temperature in [0, 100], top_p in (0, 1], "
+        if self.max_new_tokens < 1 or not (self.temperature == 0 or 0.01 <= self.temperature <= 100) or not 0 < self.top_p <= 1 or not 0 <= self.seed < 2**63:
+            raise ForgeError(f"{self}: max_new_tokens must be at least 1, temperature 0 or in [0.01, 100], top_p in (0, 1], "
                              "seed in [0, 2**63)")
 
 
@@ -98,6 +98,8 @@ class HFEngine:
         position = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self.model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                             use_cache=True, logits_to_keep=1).logits[:, -1]
+        if not torch.isfinite(logits).all():
+            raise ForgeError("the model's logits are not finite: its weights hold NaN or infinity; take an earlier checkpoint")
         cache.batch_repeat_interleave(n)
         logits, mask = logits.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)
         position = position[:, -1:].repeat_interleave(n, 0)

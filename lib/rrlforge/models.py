@@ -70,6 +70,11 @@ def load_tokenizer(name: str):
     """The tokenizer of "tiny", a folder, or a hub id. Where it has no pad token, its end token stands in."""
     folder = model_folder(name)
     with one_line(f"{folder} has no tokenizer that loads"):
+        settings = folder / "tokenizer_config.json"
+        kind = json.loads(settings.read_text("utf8")).get("tokenizer_class") if settings.is_file() else None
+    if not kind:  # transformers would guess one by the model's name, and turn a prompt into other ids without a word
+        raise ForgeError(f"{settings} is missing or names no tokenizer_class: fetch the folder again")
+    with one_line(f"{folder} has no tokenizer that loads"):
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -107,7 +112,18 @@ def model_folder(name: str) -> Path:
     if not any(folder.glob("*.safetensors")):
         raise ForgeError(f"{folder} has no .safetensors file: other weight formats are not loaded")
     check_vocab_size(folder)
+    check_end_tokens(folder)
     return folder
+
+
+def check_end_tokens(folder: Path) -> None:
+    """`ForgeError` where config.json or generation_config.json cannot be read, or names an end token that is no id."""
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        if path.exists():
+            with one_line(f"{path} does not load"):
+                ids = json.loads(path.read_text("utf8")).get("eos_token_id")
+            if ids is not None and not all(type(i) is int for i in (ids if isinstance(ids, list) else [ids])):
+                raise ForgeError(f"{path} has eos_token_id {ids!r}: write a token id, or a list of ids")
 
 
 def check_vocab_size(folder: Path) -> None:

@@ -7,17 +7,25 @@ from pathlib import Path
 from rrlforge import plots
 from rrlforge.errors import ForgeError
 from rrlforge.files import write_atomically
-from rrlforge.runs import load_config, load_metrics, read_lines
+from rrlforge.runs import load_config, read_lines
+
+SCORE = ("accuracy", "low", "high")
+DRAWN = ("reward", "length", "entropy", "step_s", "rollout_s", "train_s", "sync_s", "tokens", "memory_gib")
 
 
 def load_evals(folder: str | Path) -> list[dict]:
     """The lines of eval.jsonl, oldest first: step, greedy and sampled (accuracy, low, high, …)."""
-    return read_lines(Path(folder) / "eval.jsonl")
+    return read_lines(Path(folder) / "eval.jsonl", tuple(f"{kind}.{key}" for kind in ("greedy", "sampled") for key in SCORE))
+
+
+def drawn_metrics(folder: str | Path) -> list[dict]:
+    """The lines of metrics.jsonl; `ForgeError` names a line that lacks a figure of the summary or the curve."""
+    return read_lines(Path(folder) / "metrics.jsonl", DRAWN)
 
 
 def summary(folder: str | Path) -> str:
     """Held-out accuracy before and after with intervals, seconds a step and where they went, memory."""
-    metrics, evals = load_metrics(folder), load_evals(folder)
+    metrics, evals = drawn_metrics(folder), load_evals(folder)
     if not metrics:
         raise ForgeError(f"{folder} holds no metrics: has the run done a step?")
     lines = []
@@ -35,7 +43,7 @@ def summary(folder: str | Path) -> str:
 
 def draw(folder: str | Path, axes) -> None:
     """Reward with held-out accuracy, length, and entropy with KL, on three axes (Chinese labels)."""
-    metrics, evals = load_metrics(folder), load_evals(folder)
+    metrics, evals = drawn_metrics(folder), load_evals(folder)
     steps = [m["step"] for m in metrics]
     window = max(1, len(steps) // 16)
     reward, length, spread = axes
@@ -51,7 +59,7 @@ def draw(folder: str | Path, axes) -> None:
     plots.curve(length, steps, [m["length"] for m in metrics], "平均长度", window, plots.BLUE)
     length.set(xlabel="步", ylabel="回答长度（token）", ylim=(0, None))
     plots.curve(spread, steps, [m["entropy"] for m in metrics], "熵（nat）", window, plots.ORANGE)
-    kl = [(m["step"], m["kl"]) for m in metrics if m["kl"] is not None]
+    kl = [(m["step"], m["kl"]) for m in metrics if m.get("kl") is not None]
     if kl:
         plots.curve(spread, [s for s, _ in kl], [k for _, k in kl], "到起点的 KL（nat）", window, plots.PURPLE)
     spread.set(xlabel="步", ylabel="nat", ylim=(0, None))

@@ -37,8 +37,9 @@ ADAM = ("step", "exp_avg", "exp_avg_sq")
 CONTEXT_GIB = 0.6  # of a process on CUDA before it holds a tensor (seen on an H200: 0.5 to 0.6)
 
 
-def read_lines(path: Path) -> list[dict]:
-    """The records of a .jsonl file; a last line cut by a crash is left out, any other broken line is an error."""
+def read_lines(path: Path, numbers: tuple[str, ...] = ()) -> list[dict]:
+    """The records of a .jsonl file; a last line cut by a crash is left out, any other broken line is an error, and so
+    is a record in which one of `numbers` ("reward", "greedy.accuracy") is no number."""
     if not path.exists():
         return []
     lines, records = path.read_bytes().split(b"\n"), []
@@ -51,8 +52,13 @@ def read_lines(path: Path) -> list[dict]:
             if number == len(lines):  # no newline behind it: the write was cut, perhaps within a character
                 break
             raise ForgeError(f"{path}:{number}: not JSON; mend or remove the line") from None
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
             raise ForgeError(f"{path}:{number}: a record without a step; mend or remove the line")
+        for name in numbers:
+            outer, _, inner = name.rpartition(".")
+            holder = record.get(outer) if outer else record
+            if not isinstance(holder, dict) or not isinstance(holder.get(inner), (int, float)):
+                raise ForgeError(f"{path}:{number}: a record without {name}; mend or remove the line")
         records.append(record)
     return records
 
