@@ -54,7 +54,7 @@ class GRPOConfig:
     importance_cap: float = knob(0.0, "cap of the engine/trainer importance weight (truncated importance "
                                  "sampling); 0: no correction", 0.0, 1e6)
 
-    token_budget: int = knob(8192, "padded tokens in one micro-batch; lowers memory, not the result", 1, 10**8)
+    token_budget: int = knob(2048, "padded tokens in one micro-batch; lowers memory, not the result", 1, 10**8)
     logit_chunk: int = knob(1024, "tokens whose logits are in memory at once", 1, 10**7)
     activation_checkpointing: bool = knob(False, "recompute activations in backward: less memory, about a third slower")
     reference_every: int = knob(1, "measure KL to the start every so many steps; 0: never (saves the reference "

@@ -68,7 +68,7 @@ def group_advantages(scores: torch.Tensor, scale: str = "std") -> torch.Tensor:
 # ---------------------------------------------------------------- log-probs
 
 def _chunk_logprobs(hidden, targets, head, temperature):
-    logits = head(hidden).float() / temperature
+    logits = head(hidden).float() if temperature == 1 else head(hidden).float() / temperature
     return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
 
 
@@ -79,11 +79,12 @@ def token_logprobs(model, ids: torch.Tensor, mask: torch.Tensor, temperature: fl
     (tokens x vocabulary) logits are never whole in memory. Rows are right-padded, so a causal model needs no
     attention mask: no real token sees a pad.
     """
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][mask]
+    stream = torch.bfloat16 if torch.is_autocast_enabled(ids.device.type) else None  # of the residuals, as in vLLM
+    embedded = model.get_input_embeddings()(ids).to(dtype=stream)
+    hidden = model.base_model(inputs_embeds=embedded, use_cache=False).last_hidden_state[:, :-1][mask]
     targets, head = ids[:, 1:][mask], model.get_output_embeddings()
-    parts = [checkpoint(_chunk_logprobs, h, t, head, temperature, use_reentrant=False)
-             for h, t in zip(hidden.split(chunk), targets.split(chunk))]
-    return torch.cat(parts)
+    return torch.cat([checkpoint(_chunk_logprobs, h, t, head, temperature, use_reentrant=False)
+                      for h, t in zip(hidden.split(chunk), targets.split(chunk))])
 
 
 # ---------------------------------------------------------------- loss
@@ -150,8 +151,7 @@ def forward(model, rows: list[Row], cfg: GRPOConfig) -> torch.Tensor:
 
 def spread(rows: list[Row], values: list[float], device) -> torch.Tensor:
     """One value a row -> one value a completion token (N,)."""
-    lengths = torch.tensor([len(r.completion) for r in rows])
-    return torch.tensor(values).repeat_interleave(lengths).to(device)
+    return torch.tensor(values).repeat_interleave(torch.tensor([len(r.completion) for r in rows])).to(device)
 
 
 def remember(model, rows: list[Row], cfg: GRPOConfig) -> None:

@@ -56,6 +56,17 @@ def read_by(extract: Callable[[str], str | None], texts: list[str], problems: li
             "no_answer": round(sum(a is None for a in found) / len(found), 5)}
 
 
+def disagreements(texts: list[str], problems: list, each: int = 2) -> list[dict]:
+    """Completions that the extractors read differently: at most `each` of every pattern of right and wrong."""
+    kept: dict[tuple[bool, ...], list[dict]] = {}
+    for place, (text, problem) in enumerate(zip(texts, problems)):
+        found = {key: extract(text) for key, extract in EXTRACTORS.items()}
+        right = tuple(a is not None and answers.is_correct(a, problem.answer) for a in found.values())
+        if len(set(right)) > 1 and len(kept.setdefault(right, [])) < each:
+            kept[right].append({"problem": place, "question": problem.question, "gold": problem.answer, "text": text, "found": found})
+    return sum(kept.values(), [])
+
+
 def measure(name: str) -> dict:
     model = os.environ.get("RRLFORGE_MODEL") or models.default_model()
     task = tasks.load_task("arith" if model.startswith("tiny") else "gsm8k")
@@ -74,6 +85,8 @@ def measure(name: str) -> dict:
         right = [sum(hits[i:i + n]) for i in range(0, len(hits), n)]
         series[f"{label}/right"] = right
         series[f"{label}/extractors"] = [{"extractor": key, **value} for key, value in row.items()]
+        if label == "greedy":
+            series["examples"] = disagreements(texts, problems)
         figures[label] = {**row["rule"], "truncated": round(done.finish_reason.count("length") / len(texts), 5),
                           "length": round(done.tokens / len(texts), 1), "instruction": variant.instruction}
         if n > 1:
