@@ -21,7 +21,7 @@ KINDS = {
     ],
     "a comma that is no number": [
         ("72 clips, altogether.", "72"), ("#### 72, altogether", "72"), ("一共有72，对吧", "72"),
-        ("On June 5, 2024", "2024"), ("1,2345", "2345"), ("12,13", "13"), (",", None), ("#### ,", None),
+        ("On June 5, 2024", "2024"), ("1,2345", None), ("12,13", None), (",", None), ("#### ,", None),
     ],
     "the sign": [
         ("#### -3", "-3"), ("−3", "-3"), ("－３", "-3"), ("–3", "-3"), ("答案是-3", "-3"), ("负３", "-3"),
@@ -102,6 +102,91 @@ KINDS = {
     ],
 }
 
+FORMS = ("\\boxed{%s}", "So \\boxed{%s}.", "#### %s", "The answer is %s.", "The answer is $%s$.", "答案是%s。")
+
+NOT_ONE_NUMBER = {
+    "calculations": [
+        r"1.5 \times 10^3", "5 * 10^2", r"6 + \sqrt{2}", "2^3", "10⁴", "1e3", "3 + 4", "(12)(3)", "(2)^3",
+        "12 cm × 3", "3 eggs * 4", "12 divided by 3", "12 R 3", "12余3", "2x", "5y + 3", r"\frac{5}{x}",
+        r"\frac{1}{2}\frac{1}{3}"],
+    "lists and ranges": [
+        "12, 13", "12,13", "12，13", "12; 13", "12、13", "12 or 13", "12, or maybe 13", r"12 \text{ or } 13",
+        "12和13", "12 和 13", "12或13", "12 to 13", "12-13", "12 - 13", "12～13", "x = 5, y = 6", "(1, 2)"],
+    "digit groups": ["1,00,000", "10,0000", "1,23 元", "1,2345", "1.234,5", "1.2.3", "12:30", "9/11/2001"],
+    "scales": [
+        "2亿3000万", "5万3千", "5万3", "5 hundred 20", "1 million 200 thousand", "5k", "2M", "5 thousandths",
+        "3亿亿亿亿", "5万多"],
+    "numbers of two units": [
+        "5 hours 30 minutes", "5 hours and 30 minutes", "5小时30分", "5元3角", "5'6\"", "12 and a half", "3个半",
+        "5分之3"],
+    "LaTeX that is not read": [
+        r"3^{\circ}30'", r"\phantom{1}2", r"\sin 30", r"\lfloor 2.5 \rfloor", "12_{3}", "--3", r"2\pi",
+        r"\sqrt{2}", r"3\sqrt{2}", r"\pm 3", r"\binom{5}{2}", r"\log 8", r"0.\overline{3}", "0.(3)",
+        r"\frac{1}{2}3", r"\frac{\sqrt{2}}{2}", "√2", "⌊2.5⌋"],
+}
+
+
+@pytest.mark.parametrize("stated", [
+    pytest.param(stated, id=f"{kind}-{i}")
+    for kind, texts in NOT_ONE_NUMBER.items() for i, stated in enumerate(texts)])
+def test_what_is_not_plainly_one_number_is_no_answer_behind_any_mark(stated):
+    for form in (*FORMS, "the answer is 7. #### %s"):
+        assert extract_answer(form % stated) is None, form
+
+
+@pytest.mark.parametrize(("stated", "answer"), [
+    *((stated, "12") for stated in (
+        "12", "12 apples", "12.", "12 元", "12 dollars.", "12°C", r"12^\circ", "12%", r"12\%", "12 km/h",
+        "12/hour", "12 m^2", "12米²", r"12\text{ cm}^2", "12-inch", "12 minutes", "12小时", "12 a day",
+        "12 years old", "x = 12", r"\text{12 eggs}", r"\left(12\right)", r"12\ \text{eggs}", "3*4=12",
+        "3 × 4 = 12 eggs", "5 * 10^2 = 12", r"\sqrt{144} = 12", r"\frac{24}{2} = 12", r"12 \checkmark",
+        "12, altogether", "12 in all")),
+    (r"\frac{1}{2}", "1/2"), (r"\frac{1}{-2}", "-1/2"), (r"\frac{ -1 }{ 2 } \text{ cup}", "-1/2"),
+    ("2⅓", "7/3"), ("3千", "3000"), ("3千元", "3000"), ("5百", "500"), ("3百万", "3000000"), ("3萬", "30000"),
+    ("2万亿", str(2 * 10**12)), ("2 trillion", str(2 * 10**12)), ("5 hundred", "500"),
+    ("2 millions", "2000000"), ("3 million dollars", "3000000"), ("2 hundred thousand", "200000"),
+    ("3万千克", "30000"), ("3千克", "3"), ("3千米", "3"), ("3kg", "3"), ("3 h", "3"), ("1,234,567", "1234567"),
+])
+def test_one_number_with_its_unit_is_read_behind_any_mark(stated, answer):
+    for form in FORMS:
+        assert extract_answer(form % stated) == answer, form
+
+
+@pytest.mark.parametrize("stated", [
+    "12 (not 13)", "12 because 3*4=12", "12, because 3*4", "12 (3*4=12)", "12 (15-3=12)", "12。一共3步",
+    "12. 3 are left", "12\n3 are left", "12 因为3×4=12", "12，因为3×4=12", "12 since she had 3 left",
+    "12 with 3 left over", "12</s>", "12<|im_end|>", "12 and that is it", "12 (B)"])
+def test_words_behind_a_marked_number_do_not_take_it_away(stated):
+    for form in ("#### %s", "The answer is %s", "**Answer:** %s", "答案是%s"):
+        assert extract_answer(form % stated) == "12", form
+
+
+@pytest.mark.parametrize(("text", "answer"), [
+    ("The answer is 12!", "12"), ("答案是12！", "12"), ("So 12 eggs in all: **12!**", "12"),
+    (r"\boxed{12!}", None), ("The answer is 4! = 24", "24"), (r"\boxed{\text{12 eggs!}}", "12"),
+])
+def test_an_exclamation_mark_ends_a_sentence_and_is_a_factorial_in_a_box(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(("text", "answer"), [
+    ("so 5 * 10^2", None), ("18, or 2^3", None), (r"in all \sqrt{2}", None), ("sqrt(2)", None),
+    ("f(5)", None), ("共1,23 元", None), ("共2亿3000万", None), ("用了5小时30分", None), ("1,2345", None),
+    ("12,13", None), ("x = |-5|", None), ("2^3 is less than 18", "18"),
+    (r"\sqrt{4} is less than 18 \checkmark", "18"), ("x >= 18", "18"), ("18 g of CO2", "18"),
+    ("3天，18个", "18"), ("in 2024 125 of them", "125"),
+    (r"\begin{aligned} 9 \times 2 &= 18 \end{aligned}", "18"),
+    (r"$9 \times 2 = 18 \, \text{eggs}$", "18"),
+])
+def test_the_last_number_of_unmarked_text_is_read_only_where_it_stands_alone(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("command", ["unknowncommand", "phantom", "overline", "hspace", "cos", "mathbb"])
+def test_a_command_that_is_not_listed_makes_no_answer(command):
+    assert extract_answer(f"\\boxed{{\\{command}{{1}} 2}}") is None
+    assert extract_answer(f"\\boxed{{2\\{command}}}") is None
+
 
 @pytest.mark.parametrize(("text", "answer"), [
     pytest.param(*case, id=f"{kind}-{i}") for kind, cases in KINDS.items() for i, case in enumerate(cases)])
@@ -148,6 +233,17 @@ HOSTILE = {
     "combining": "\u0301\u0323" * (MB // 2), "halves": "½" * MB, "letters": "a" * MB, "stars": "*" * MB,
     "dollars": "1" + "$" * MB,
     "equals": ("answer" + "= " * 1990) * (MB // 3986),
+    **{f"boxed {unit}": "\\boxed{" + unit * (3980 // len(unit)) + "}" for unit in (
+        "1=", "1 234", "\\a", "\\frac{1}{2}", "\\frac{ ", "\\begin{a", "1(", "a-b", "½", "\\")},
+    **{f"marks and {unit}": (f"####{lead}" + unit * (3980 // len(unit))) * (MB // 4000)
+       for lead in ("", " 1") for unit in (
+        "1=", "1 234", "1\\,234", "\\a", "\\frac{ ", "\\frac{1}", "\\begin{a", "a", "(", ")", "°", " or ",
+        "亿", "!", "½", "=(", "answer: ")},
+    "answers and sums": ("answer" + "x:=is" * 6 + "1+" * 1980) * (MB // 4000),
+    "exclamations": "answer is 1" + "!" * MB,
+    "superscripts": "⁹" * MB, "vulgar fractions": "⅓" * MB, "unknown commands": "\\a" * (MB // 2),
+    "scales": "1" + "亿" * MB, "hundreds": "answer is 1" + " hundred" * (MB // 8),
+    "units": "1 hours " * (MB // 8),
 }
 
 
@@ -174,8 +270,8 @@ def test_time_is_linear_in_the_text(unit):
 
 
 PIECES = ["\\boxed{", "\\frac{", "{", "}", "####", "<think>", "</think>", "answer is", "答案是", "-", "−",
-          "/", ".", ",", "^", "=", "$", "½", "万", " ", "\n", "0", "7", "42", "４", "e", "\\",
-          "\\,", "\\text{", "million", "\0", "\ud800", "٣"]
+          "/", ".", ",", "^", "=", "$", "½", "万", "亿", "千", " hundred", "!", "\\sqrt{", "\\a", "°", "和",
+          " or ", " ", "\n", "0", "7", "42", "４", "e", "\\", "\\,", "\\text{", "million", "\0", "\ud800", "٣"]
 ANY_TEXT = st.text() | st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 

@@ -1,5 +1,6 @@
 r"""Rewards: TRL's call shape, the format rule, weights, and completions of every sort."""
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +10,12 @@ from rrlforge.errors import ForgeError
 from rrlforge.rewards import REWARDS, correctness, format_reward, score
 
 ODD = [None, b"\\boxed{18}", [], {}, 18, float("nan"), [None], [[]], [{}],
-       [{"role": "assistant", "content": None}], "", "\ud800", "\0",
-       "9" * 10**6, "\\boxed{" * 10**5, "{" * 10**5, object()]
+       [{"role": "assistant", "content": None}],
+       [{"role": "assistant", "content": [None, {}, [], "\\boxed{18}"]}],
+       [{"role": "assistant", "content": [{"type": "text", "text": None}, {"type": ["text"], "text": "18"}]}],
+       [{"role": "assistant", "content": [{"type": "image_url", "text": "\\boxed{18}"}]}], "", "\ud800", "\0",
+       "9" * 10**6, "\\boxed{" * 10**5, "{" * 10**5, object(),
+       [{"role": "assistant", "content": [{"type": "text", "text": "9"}] * 10**5}]]
 
 
 def test_correctness_is_one_or_zero_row_by_row():
@@ -26,6 +31,44 @@ def test_trl_call_shape_with_conversations_and_extra_columns():
                 golds=["18", "18"], question=["q", "q"], trainer_state=None, log_extra=None, log_metric=None)
     assert correctness(**call) == [1.0, 0.0]
     assert format_reward(**call) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("content", "right", "formed"), [
+    ([{"type": "text", "text": "\\boxed{18}"}], 1.0, 1.0),
+    ([{"type": "text", "text": "9 * 2 = \\box"}, {"type": "text", "text": "ed{18}"}], 1.0, 1.0),
+    ([{"type": "text", "text": "\\boxed{18}"}, {"type": "image_url", "image_url": {"url": "x"}}], 1.0, 1.0),
+    ([{"type": "text", "text": "18"}], 1.0, 0.0), ([{"type": "text", "text": "\\boxed{19}"}], 0.0, 1.0),
+    ([], 0.0, 0.0), ("\\boxed{18}", 1.0, 1.0),
+])
+def test_a_content_in_parts_is_read_as_its_text(content, right, formed):
+    completions = [[{"role": "assistant", "content": content}]]
+    assert correctness(completions, ["18"]) == [right]
+    assert format_reward(completions) == [formed]
+
+
+@pytest.mark.parametrize(("inside", "reward"), [
+    *((empty, 0.0) for empty in (
+        "", " ", "{}", "{{}}", ",", ".", "?", "\\,", "\\text{}", "\\text{ }", "\\quad", "{,}", "\\$", "\\%",
+        "\\ldots", "-", "，", "_", "\\mathbf{\\text{}}", "\u3000")),
+    *((filled, 1.0) for filled in (
+        "18", "{18}", "x", "\\text{eggs}", "\\pi", "\\alpha", "\\sqrt{2}", "\\frac{1}{2}", "１８", "苹果",
+        "12, 13", "½", "\\$18", "-3")),
+])
+def test_a_box_that_holds_no_letter_or_digit_is_not_filled(inside, reward):
+    assert format_reward(["\\boxed{" + inside + "}"]) == [reward]
+
+
+@pytest.mark.parametrize("unit", ["{}", ",", "\\text{}", "\\a", "\\frac{ ", " ", "°"])
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_megabyte_of_hostile_text_is_rewarded_in_milliseconds(name, unit):
+    text = "\\boxed{" + unit * (3990 // len(unit)) + "}" + unit * (10**6 // len(unit))
+    completion = [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    seconds = []
+    for _ in range(5):
+        start = time.thread_time()
+        REWARDS[name](completions=[completion], golds=["18"])
+        seconds.append(time.thread_time() - start)
+    assert min(seconds) < 0.050
 
 
 @pytest.mark.parametrize(("text", "reward"), [
@@ -47,7 +90,7 @@ def test_no_completion_makes_a_reward_raise(name, i):
     assert REWARDS[name](completions=[ODD[i]], golds=["18"]) == [0.0]
 
 
-KEYS = st.sampled_from(["role", "content"])
+KEYS = st.sampled_from(["role", "content", "type", "text"])
 ANYTHING = st.recursive(st.none() | st.booleans() | st.floats() | st.binary() | st.text(),
                         lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
 

@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import httpx
+import jinja2
 import pytest
 
 from rrlforge import tasks
@@ -34,11 +35,11 @@ def folder(tmp_path):
 # ---------------------------------------------------------------- GSM8K from a folder
 
 def test_a_folder_gives_both_splits_with_gold_numbers(folder):
-    more = ["#### 1,234", "#### -3"]
+    more = ["#### 1,234", "#### -3", "####  2.50 \n", "#### 3/4", "####18", "#### −7"]
     rows = [ROW, *({**ROW, "answer": answer} for answer in more)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = tasks.load_task("gsm8k", folder)
-    assert [p.answer for p in task.train] == ["42", "1234", "-3"]
+    assert [p.answer for p in task.train] == ["42", "1234", "-3", "2.5", "3/4", "18", "-7"]
     assert task.test == [tasks.Problem("How many?", "42", ROW["answer"])]
     assert task.max_new_tokens == 400 and r"\boxed{}" in task.instruction
 
@@ -62,6 +63,10 @@ def test_byte_order_mark_crlf_blank_lines_and_line_separators_are_read(folder):
     ('{"question": "a", "answer": 5}', "field 'answer'"),
     ('{"question": "a", "answer": "it is 5"}', "#### N"),
     ('{"question": "a", "answer": "#### five"}', "#### N"),
+    *(('{"question": "a", "answer": "6*7=42\\n#### %s"}' % gold, "one number and nothing else")
+      for gold in (
+        "12 (not 13)", "12 13", "12, 13", "12 or 13", "12 eggs", "1,00,000", "1,23", "2^3", "--3", "1/0",
+        "12 #### 13", "", "$", "x = 12", "12\\n13", "9" * 2001)),
     ('{"question": 7, "answer": "#### 5"}', "field 'question'"),
     ("[" * 10**5, "cannot be read (RecursionError)"),
     ('{"question": ' + "[" * 10**5, "cannot be read (RecursionError)"),
@@ -367,6 +372,47 @@ def test_a_tokenizer_without_a_template_is_refused_by_name():
     bare.chat_template = None
     with pytest.raises(ForgeError, match="some/model has no chat template"):
         tasks.prompt_text(bare, tasks.Problem("1+1?", "2"), tasks.Task("t", "", [], [], 8))
+
+
+def rendered(template: str):
+    """A stand-in tokenizer that renders `template` as transformers does."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message):
+        raise jinja2.TemplateError(message)
+
+    def apply_chat_template(messages, tokenize, **variables):
+        environment = ImmutableSandboxedEnvironment()
+        environment.globals["raise_exception"] = raise_exception
+        return environment.from_string(template).render(messages=messages, **variables)
+
+    return SimpleNamespace(chat_template=template, name_or_path="some/model",
+                           apply_chat_template=apply_chat_template)
+
+
+@pytest.mark.parametrize(("template", "says"), [
+    ("{{ raise_exception('Conversation roles\nmust alternate') }}",
+     "TemplateError: Conversation roles must alternate"),
+    ("{% for m in messages %}{{ m.content }}", "TemplateSyntaxError: "),
+    ("{{ messages[0].content", "TemplateSyntaxError: "),
+    ("{{ messages[0].turn.text }}", "UndefinedError: "),
+    ("{{ messages | nofilter }}", "TemplateAssertionError: "),
+    ("{{ messages.append(1) }}", "SecurityError: "), ("{{ 1 + 'a' }}", "TypeError: "),
+    ("{{ 1 / 0 }}", "ZeroDivisionError: "),
+    ("{{ raise_exception('long ' * 1000) }}", "TemplateError: long long"),
+])
+def test_a_broken_chat_template_is_one_line_that_names_the_model(template, says):
+    with pytest.raises(ForgeError) as caught:
+        tasks.prompt_text(rendered(template), tasks.Problem("1+1?", "2"), tasks.Task("t", "", [], [], 8))
+    message = str(caught.value)
+    assert message.startswith(f"the chat template of some/model fails ({says}")
+    assert "repair chat_template.jinja" in message and "\n" not in message and len(message) < 400
+
+
+def test_a_sound_chat_template_is_rendered():
+    tokenizer = rendered("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+    task = tasks.Task("t", "", [], [], 8)
+    assert tasks.prompt_text(tokenizer, tasks.Problem("1+1?", "2"), task) == "<user>1+1?<assistant>"
 
 
 @pytest.mark.skipif("RRLFORGE_TEST_QWEN3" not in os.environ, reason="RRLFORGE_TEST_QWEN3 names no folder")

@@ -10,74 +10,118 @@ The rule, in order; the first mark found decides, even if it says nothing readab
 3. The number behind the last "answer is", "answer:", "<answer>", 答案是, 答案为, 答案：.
 4. No mark at all: the last number in the text; `16 - 3 - 4 = 9, 9 * 2 = 18` says 18.
 
-A marked answer states one number. Where it is a calculation, that number stands
-behind the last "="; several numbers (`\boxed{12, 13}`, `3 + 4`), powers (`2^{10}`,
-`1e3`, `1.5 \times 10^3`) and roots are never evaluated: no answer. "million", 万 and
-the like are multiplied out. Units, text, currency and percent signs fall away: 50%
-reads as 50. A comma or one space groups thousands only before exactly three digits:
-`1,234` is one number, `12, 13` are two. A number longer than MAX_CHARS is no answer.
+An answer is one number. Where it is a calculation, that number stands behind the last
+"=". What is not plainly one number is never evaluated nor cut to its first part:
+several numbers (`12, 13`, `12 or 13`, `3 + 4`, `5 hours 30 minutes`), powers (`2^{10}`,
+`1e3`, `1.5 \times 10^3`), roots, `12!` and any LaTeX command but those of COMMANDS.
+"hundred", "million", 千, 万 and the like are multiplied out. Units, text, currency and
+percent signs fall away: 50% reads as 50. In prose a "!" ends a sentence: `The answer
+is 12!` says 12. A comma or one space groups thousands only before exactly three
+digits; other groups (`1,00,000`) and a number longer than MAX_CHARS is no answer.
 
 Reading takes time linear in the text: marks are found by plain search, and the
 regular expressions that could backtrack only ever see LONGEST characters.
 """
+import math
 import re
+import unicodedata
 from fractions import Fraction
 
 MAX_CHARS = 2000            # of one number; below Python's limit of 4300 digits for int()
 LONGEST = 2 * MAX_CHARS     # characters read of a box, or around a mark
 TRIES = 8                   # how many "####" (or "answer") to try, from the last one back
-DIGITS = "0123456789０１２３４５６７８９½¼¾"
-SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "万": 10**4, "亿": 10**8}
+VULGAR = "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+DIGITS = "0123456789０１２３４５６７８９" + VULGAR
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+          "百": 100, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
+UNKNOWN = "\ufffd"          # stands for a LaTeX command or a sign that is not read
 
 FOLD = str.maketrans(
     {chr(0xFF01 + i): chr(0x21 + i) for i in range(94)}             # full-width forms: ４２，．－＄／：
     | dict.fromkeys("−–‐‑﹣", "-") | dict.fromkeys("\u2009\u202f\u00a0~", "\u2009")
-    | {"￥": "¥", "\u3000": " ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "≈": "="})
+    | {c: " " + unicodedata.normalize("NFKC", c).replace("⁄", "/") for c in VULGAR}
+    | {c: "^" + unicodedata.normalize("NFKC", c) for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"}
+    | dict.fromkeys("≠⌊⌋⌈⌉∛∜∑∏∫", UNKNOWN) | dict(zip("￥⁄’≈≥≤\u3000", "¥/'=>< ")))
 
-COMPUTE = r"(?:sqrt|pi|pm|mp|log|ln|binom|infty|overline|dot|bar)(?![a-zA-Z])"    # commands never evaluated
+# The LaTeX commands that are read, and as what; any other becomes UNKNOWN.
+COMMANDS = {c: c for c in "$%#&_()[]"} | {name: new for new, names in {
+    " ": ", ; : { } quad qquad", "=": "approx implies Rightarrow rightarrow to", "…": "dots ldots cdots",
+    "": "! text textbf textit textrm texttt emph underline mbox boxed mathrm mathbf mathit "
+        "mathsf boldsymbol bf rm left right big Big displaystyle large Large therefore square checkmark",
+    "$": "dollar textdollar pounds euro yen", "°": "circ degree", "<": "lt le leq", ">": "gt ge geq",
+    "×": "times cdot", "÷": "div", "√": "sqrt", "π": "pi", "±": "pm mp", "∞": "infty", "\n": "\\ newline",
+}.items() for name in names.split()} | {" ": " ", "\n": " ", "": ""}
+
+GAP = r"(?:\\[,;: ]|\{,\}|[ \u2009])"
+PART = r" *(?:\{ *(-? ?[^{} ]+) *\}|(\d))"                          # of a fraction
 
 # LaTeX and typography -> plain text, in this order.
 REWRITES = [(re.compile(pattern), new) for pattern, new in [
-    (r"\\([$%#&_])", r"\1"),                                        # \$ \%
     (r"\\!", ""),                                                   # 1,\!234
-    (r"(?<=\d)(?:\\[,;: ]|\{,\}|[ \u2009])(?=\d{3}(?!\d))", ","),   # 1\,234  1{,}234  1 234
-    (r"\\[,;: ]|\\q?quad(?![a-zA-Z])|[\t\u2009]", " "),
+    (rf"(?<!\d)\d{{1,3}}(?:{GAP}\d{{3}})++(?!\d)",                # 1\,234  1{,}234  1 234
+     lambda match: re.sub(GAP, ",", match[0])),
+    (r"\\(?:begin|end)\{[a-z]+\*?\}", "\n"),
     (r"(?<=\d)(?=\\[dtc]?frac)", " "),                              # 2\frac{1}{2} is a mixed number
-    (r"\\[dtc]?frac *(\{[^{}]*\}|\d) *(\{[^{}]*\}|\d)", r"\1/\2"),
-    (r"\\(?:times|cdot)(?![a-zA-Z])", "×"),
-    (r"\\div(?![a-zA-Z])", "÷"),
-    (r"\\approx(?![a-zA-Z])", "="),
-    (r"\^? ?\{? ?(?:\\circ|\\degree|°) ?\}?", ""),
-    (rf"\\(?!{COMPUTE})[a-zA-Z]+", ""),                             # \text \mathrm \left
+    (rf"\\[dtc]?frac{PART}{PART}", r"\1\2/\3\4 "),
+    (r"\\([a-zA-Z]+|[\s\S]|\Z)", lambda match: COMMANDS.get(match[1], UNKNOWN)),
+    (r"!=", UNKNOWN), (r"([<>])=", r"\1"),
     (r"[{}]", ""),
-    (r"  +", " "),
-    (r"(?<=[A-Za-z])\^-?\d", ""),                                   # the 2 of m^2
+    (r"\^ ?°", "°"),
+    (r"[ \t\u2009]+", " "),
+    (r"(?<=[A-Za-z米])\^-?\d", ""),                                 # the 2 of m^2
     (r"\b(?:[Nn]egative|[Mm]inus) ?(?=[\d$])|负 ?(?=[\d$])", "-"),
     (r"([-+]) ?[$€£¥₹] ?", r"\1"),                                  # -$3
     (r" ?[$€£¥₹%] ?", " "),
     (r"(?<!\d)\*\*|\*\*(?!\d)|__", ""),                             # **42**
-    (r"(?<=\d) ?/ ?(?=\d)", "/"),
+    (r"(?<=\d) ?/ ?(?=-?\d)", "/"),
     (r"(^|[=:(]) *- (?=[\d.])", r"\1 -"),
 ]]
 
-PLAIN = r"(?:\d{1,3}(?:,\d{3})++(?!,?\d)|\d++)(?:\.\d++)?|\.\d++"    # 1,234.5  .5
-NUMBER = (                                                          # possessive ++: no backtracking
-    r"(?:(?<![A-Za-z\d)\]^/])(?<![\d)\]] )([-+])"                   # a sign, not the minus of 16 - 3
-    r"|(?<![A-Za-z\d^/_])(?<!\d\.))"                                # or no sign; not the 2 of H2O
+PLAIN = r"(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?(?![.,]?\d)|\.\d++"  # 1,234.5  .5
+NUMBER = re.compile(                                                # possessive ++: no backtracking
+    r"(?:(?<![-+A-Za-z\d)\]^/])(?<![-+\d)\]] )([-+])"               # a sign, not the minus of 16 - 3
+    r"|(?<![A-Za-z\d^/_])(?<!\d[.,]))"                              # or no sign; not the 2 of H2O
     r"(?:(\d++) (?=\d++/\d))?"                                      # the 2 of 2 1/2
-    rf"({PLAIN})(?:/({PLAIN}))?"
-    r"(?![eE][-+]?\d| ?\^|[./]?\d)"                                 # not 1e3, 2^10, 1.2.3, 9/11/2001
-    r"(?: ?((?i:thousand|million|billion)\b|[万亿]))?")
-CALCULATION = re.sub(r"\((?!\?)", "(?:", rf"({NUMBER}(?: ?[-+*/x×÷:=^] ?{NUMBER})*)")
-LEAD = r"[\s*(\[:=`\\]*+(?:[A-Za-z] ?= ?)?(?=[-+.\d])"
-NUMBER, CALCULATION = (re.compile(p, re.ASCII) for p in (NUMBER, CALCULATION))
-NO_PLAIN_NUMBER = re.compile(r"[×÷*^√π±∞]|\\" + COMPUTE)
+    rf"({PLAIN})(?:/(-?(?:{PLAIN})))?"
+    r"(?![eE][-+]?\d|/-?\d)"                                        # not 1e3, 9/11/2001
+    r"((?:[ -]?(?i:hundred|thousand|million|billion|trillion)s?(?![A-Za-z])"
+    r"| ?(?:[万萬亿億]|百(?!分)|千(?![克米瓦卡焦赫帕伏升]))){0,3})", re.ASCII)
+
+UNITS = (r"(?:years?|months?|weeks?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|yards?|pounds?|lbs?"
+         r"|dollars?|degrees?|k?m|kg|个?月|小?时|年|周|天|分钟?|元|块|公?里|千?米|公?斤|千克|吨|度)(?:,? )?(?:and )?")
+WORDS = (r"(?:or|and|to|through|plus|minus|times|divided by|remainder|[rR]|或者?|和|与|及|到|至|又|加|减|乘以?|除以?|余)"
+         r"(?![A-Za-z]) ?(?:(?:maybe|perhaps|possibly|about|also|not) |是)?")
+
+# What stands right before or behind a number that is only part of something larger.
+BEFORE = re.compile("(?:" + "|".join([
+    rf"[\^_√±{UNKNOWN}] ?[(\[]?", r"[/|]", r"[-+] ?[-+]",           # √2  |-5|  --3
+    r"[A-Za-z]\(", r"(?<![A-Za-z])(?:sqrt|log|ln|sin|cos|tan|exp) ?",
+    r"[百千万萬亿億零] ?", r"(?:hundred|thousand|million|billion|trillion)s? (?:and )?",    # 2亿3000
+    rf"\d ?{UNITS}", r"\d[°'\"′″] ?",                               # 5 hours 30  5'6
+]) + r")-?\Z")
+BEHIND = re.compile(r"(?<=\d)[aiI](?![A-Za-z])|(?<=\d)\)?\(\d|[ )\]°'\"′″]*+(?:" + "|".join([
+    rf"\.?[√π±∞^_×÷~!{UNKNOWN}]", r"\d", r":\d", r"\.\(\d",         # 2^3  12!  12 13  12:30  0.(3)
+    rf"[-+*/<>|&,;、] ?[-+(]*[.]?[\d√π{UNKNOWN}]",                  # 12, 13  3 + 4
+    r"\.? ?= ?\.?\d", r"\([^()\n]*\) ?=", r"[A-Za-z]+ ?[-+*/×÷=^] ?\(?\.?\d",      # 3 eggs * 4
+    r"[-+*/] ?[bcnpqrt-z](?![A-Za-z])", r"[,;、]? ?(?:and|or|和|或)? ?[A-Za-z] ?=",  # 5/x  x = 5, y = 6
+    rf"[,;、(]? ?{WORDS}[-+]?\.?\d", rf"{UNITS}\d", r"and (?:an? |one |half )(?:half|quarter|third)",
+    r"(?:[befjknoqruvwxyzBKMT]|mn|bn|mil|lakhs?|crores?|(?:ten|hundred|thousand)ths?|squared)(?![A-Za-z])",
+    r"[万萬亿億兆零多余]|分之|[个小时天年倍点斤米月元块]{0,2}半",
+]) + ")", re.ASCII)
+BESIDE = re.compile(                                                # what may share a box with the number
+    r"(?:[^\W\d_π]|(?<=[A-Za-z])\d|[\s.,:;()\[\]'\"°′″/?!&#`]|-(?=[A-Za-z]{2}))*+")
+LISTED = re.compile(r"[;、]|,(?!\d)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[和或]")
+
+LEAD = (                                                            # `x = `, `9 * 2 = `
+    rf"[\s*(\[:=`]{{0,99}}+(?:[A-Za-z] ?= ?)?(?=[-+]{{0,2}} ?(?:\.?\d|{UNKNOWN}?[√π±∞]|{UNKNOWN} ?\(?\.?\d))"
+    rf"(?:(?:[-+*/x×÷:^=√π!){UNKNOWN}\d ]|[.,](?=\d)|(?<!\d)(?<!\d )\(){{0,500}}=[ (*]*+)?")
 
 # mark, what leads from the mark to its number, and how text looks that was cut off in between
 MARKS = [(mark, re.compile(lead), re.compile(cut)) for mark, lead, cut in [
     ("####", LEAD, r"[\s*$]*+\Z"),
     ("answer", rf"[^\n.。]{{0,40}}?(?:\bis\b|[:=>为是于]){LEAD}", r"\s*+(?:is|[:：是为])[\s*$]*+\Z"),
 ]]
+EXCLAMATION = re.compile(r"!+(?! ?[-+*/×÷=^\d(])")
 
 
 def extract_answer(text: str) -> str | None:
@@ -98,14 +142,16 @@ def extract_answer(text: str) -> str | None:
     for mark, lead, cut in MARKS:
         after_marks = text.rsplit(mark, TRIES)[1:]
         for after in reversed(after_marks):
-            if stated := first_calculation(to_plain(after[:LONGEST]), lead):
-                return one_number(stated)
+            plain = prose(after[:LONGEST])
+            if found := lead.match(plain):
+                return canonical(NUMBER.match(plain, found.end()))
         if after_marks and cut.match(after_marks[-1]):
             return None
     last = max(map(text.rfind, DIGITS))
-    near = to_plain(text[max(0, last - LONGEST):last + 20])
-    numbers = list(NUMBER.finditer(near))
-    return canonical(numbers[-1]) if numbers else None
+    near = prose(text[max(0, last - LONGEST):last + 20])
+    *_, number = None, *NUMBER.finditer(near)
+    unread = number and re.search(r"(?<![A-Za-z\d_])\d", near[number.end():])      # the 2 of H2O is no number
+    return None if unread else canonical(number)
 
 
 def is_correct(text: str, gold: str) -> bool:
@@ -137,39 +183,40 @@ def last_box(text: str) -> tuple[str, str] | None:
 
 
 def to_plain(text: str) -> str:
-    """LaTeX, full-width forms and currency written as plain ASCII text, as far as numbers need it."""
+    """LaTeX, full-width forms and currency written as plain text, as far as numbers need it."""
     text = text.translate(FOLD)
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     return text
 
 
-def first_calculation(text: str, lead: re.Pattern) -> str | None:
-    """The number or calculation (`9 * 2 = 18`) that follows `lead` at the beginning of `text`."""
-    found = lead.match(text)
-    stated = found and CALCULATION.match(text, found.end())
-    return stated[0] if stated else None
+def prose(text: str) -> str:
+    """`to_plain`, where a "!" that ends a sentence is a full stop and no factorial."""
+    return EXCLAMATION.sub(".", to_plain(text))
 
 
 def one_number(text: str) -> str | None:
-    """The number of `text`, behind its last "="; None unless there is exactly one and nothing to compute."""
-    sides = [side for side in text.split("=") if re.search(r"\d", side)]
-    numbers = list(NUMBER.finditer(sides[-1])) if sides else []
-    if len(numbers) != 1 or NO_PLAIN_NUMBER.search(sides[-1]):
+    """The number of `text`, behind its last "="; None if anything but words and units stands beside it."""
+    *before, side = [side for side in text.split("=") if re.search(r"\d", side)] or [""]
+    if any(map(LISTED.search, before)) or not (number := NUMBER.search(side)):
         return None
-    return canonical(numbers[0])
+    beside = side[:number.start()], side[number.end():]
+    return canonical(number) if all(map(BESIDE.fullmatch, beside)) else None
 
 
-def canonical(number: re.Match) -> str | None:
-    """One spelling of a matched number; None if it is too long or divides by zero."""
-    if len(number[0]) > MAX_CHARS:
+def canonical(number: re.Match | None) -> str | None:
+    """One spelling of a match of NUMBER; None if it is part of more, too long, or divides by zero."""
+    if not number:
         return None
-    sign, whole, top, bottom, scale = (group and group.replace(",", "").lower() for group in number.groups())
+    text, (begin, end) = number.string, number.span()
+    if end - begin > MAX_CHARS or BEFORE.search(text[max(0, begin - 20):begin]) or BEHIND.match(text, end):
+        return None
+    sign, whole, top, bottom, scale = (group and group.replace(",", "") for group in number.groups())
     if bottom and not Fraction(bottom):
         return None
-    value = (Fraction(whole or 0) + Fraction(top) / Fraction(bottom or 1)) * SCALES.get(scale, 1)
-    minus = "-" if sign == "-" and value else ""
-    if value.denominator == 1 or bottom or scale:
-        return minus + str(value)
+    scale = math.prod(SCALES[word] for word in re.findall("|".join(SCALES), scale.lower()))
+    value = (Fraction(whole or 0) + Fraction(top) / Fraction(bottom or 1)) * scale
+    if value.denominator == 1 or bottom or scale > 1:
+        return str(-value if sign == "-" else value)
     before, after = top.split(".")
-    return f"{minus}{before.lstrip('0') or '0'}.{after.rstrip('0')}"
+    return f"{'-' if sign == '-' else ''}{before.lstrip('0') or '0'}.{after.rstrip('0')}"

@@ -8,12 +8,14 @@ never raises; a wrong call (other lengths, golds that are no strings, unknown na
 """
 import difflib
 import math
+import re
 from collections.abc import Callable, Sequence
 
-from rrlforge.answers import is_correct, last_box, without_thinking
+from rrlforge.answers import UNKNOWN, is_correct, last_box, to_plain, without_thinking
 from rrlforge.errors import ForgeError
 
 CLOSING = " \t\r\n$*.。!！)]\\"      # what may follow the box and still end the answer: $ ** . \)
+FILLED = re.compile(rf"[^\W_]|{UNKNOWN}")     # what fills a box: a letter, a digit or a sign such as \alpha
 
 
 def correctness(completions: Sequence, golds: Sequence[str], **_) -> list[float]:
@@ -32,10 +34,11 @@ def correctness(completions: Sequence, golds: Sequence[str], **_) -> list[float]
 
 
 def format_reward(completions: Sequence, **_) -> list[float]:
-    r"""1.0 where exactly one complete, filled \boxed{...} ends the answer, else 0.
+    r"""1.0 where exactly one complete, filled \boxed{...} ends the answer, else 0.0.
 
     Thinking is set aside first; an answer that is still thinking gets 0. Only white
-    space, closing marks of LaTeX or Markdown and a full stop may follow the box.
+    space, closing marks of LaTeX or Markdown and a full stop may follow the box; a box
+    without a letter or digit, as \boxed{\text{}}, is not filled.
     Whether it is right plays no part.
     """
     return [float(_is_well_formed(completion_text(c))) for c in completions]
@@ -47,13 +50,19 @@ def _is_well_formed(text: str) -> bool:
     if box is None or answer.count("\\box") != 1:
         return False
     inside, behind = box
-    return bool(inside.strip()) and not behind.strip(CLOSING)
+    return bool(FILLED.search(to_plain(inside))) and not behind.strip(CLOSING)
 
 
 def completion_text(completion: object) -> str:
-    """The text of a completion: a string, or the content of its last message; "" for anything else."""
+    """The text of a completion: a string, or the content of its last message; "" for anything else.
+
+    A content in parts (OpenAI's style, `[{"type": "text", "text": ...}, ...]`) is the text of its text parts.
+    """
     if isinstance(completion, (list, tuple)) and completion and isinstance(completion[-1], dict):
         completion = completion[-1].get("content")
+        if isinstance(completion, (list, tuple)):
+            parts = [part for part in completion if isinstance(part, dict) and part.get("type") == "text"]
+            completion = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
     return completion if isinstance(completion, str) else ""
 
 

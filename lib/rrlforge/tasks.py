@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import httpx
+from jinja2 import TemplateError
 
 from rrlforge.answers import extract_answer
 from rrlforge.errors import ForgeError
@@ -63,18 +64,28 @@ def load_task(name: str, data: str | Path | None = None) -> Task:
 
 # ---------------------------------------------------------------- prompts
 
+# What a template can raise: jinja2's own errors, and what Python says of its expressions.
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
 def prompt_text(tokenizer, problem: Problem, task: Task, thinking: bool = False) -> str:
     """The prompt up to where the model answers, by the tokenizer's chat template.
 
     With thinking=False Qwen3's template closes an empty think block: it belongs to the prompt. Templates that
-    do not know `enable_thinking` ignore it. Raises `ForgeError` where the tokenizer has no chat template.
+    do not know `enable_thinking` ignore it. Raises `ForgeError` where the tokenizer has no chat template, or
+    one that cannot be read or refuses a question of a user.
     """
+    model = tokenizer.name_or_path or "this model"
     if not tokenizer.chat_template:
-        raise ForgeError(f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template: "
-                         "take an instruct or chat model")
+        raise ForgeError(f"the tokenizer of {model} has no chat template: take an instruct or chat model")
     content = f"{problem.question}\n{task.instruction}" if task.instruction else problem.question
-    return tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False,
-                                         add_generation_prompt=True, enable_thinking=thinking)
+    try:
+        return tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False,
+                                             add_generation_prompt=True, enable_thinking=thinking)
+    except TEMPLATE_ERRORS as error:
+        says = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ForgeError(f"the chat template of {model} fails ({says}): repair chat_template.jinja (or "
+                         "chat_template in tokenizer_config.json), or fetch the model again") from None
 
 
 def prompt_ids(tokenizer, problem: Problem, task: Task, thinking: bool = False) -> list[int]:
@@ -88,6 +99,7 @@ GSM8K_INSTRUCTION = r"Please reason step by step, and put your final answer with
 GSM8K_HUB, GSM8K_MODELSCOPE = "openai/gsm8k", "modelscope/gsm8k"
 GSM8K_FILES = ["main/*", "*.jsonl"]
 SPLITS = ("train", "test")
+GOLD = re.compile(r"\s*[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/\d+)?\s*", re.ASCII)
 
 
 def load_gsm8k(data: str | Path | None = None) -> Task:
@@ -146,10 +158,11 @@ def gsm8k_problem(row: object, place: str) -> Problem:
         if lone := re.search("[\ud800-\udfff]", value):
             raise ForgeError(f"GSM8K: {place} has half a character (\\u{ord(lone[0]):x}) in field {name!r}: "
                              "write the character whole, or drop it")
-    gold = row["answer"].rpartition("####")[2] if "####" in row["answer"] else ""
-    answer = extract_answer(gold)
+    golds = row["answer"].split("####")[1:]
+    answer = extract_answer(golds[0]) if len(golds) == 1 and GOLD.fullmatch(golds[0]) else None
     if answer is None:
-        raise ForgeError(f"GSM8K: {place} has no gold number: the answer must end in '#### N'")
+        raise ForgeError(f"GSM8K: {place} has no gold number: the answer must end in '#### N', with one "
+                         "number and nothing else behind its only ####")
     return Problem(row["question"].strip(), answer, row["answer"])
 
 
