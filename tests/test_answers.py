@@ -111,7 +111,8 @@ NOT_ONE_NUMBER = {
         r"\frac{1}{2}\frac{1}{3}"],
     "lists and ranges": [
         "12, 13", "12,13", "12，13", "12; 13", "12、13", "12 or 13", "12, or maybe 13", r"12 \text{ or } 13",
-        "12和13", "12 和 13", "12或13", "12 to 13", "12-13", "12 - 13", "12～13", "x = 5, y = 6", "(1, 2)"],
+        "12和13", "12 和 13", "12或13", "12 to 13", "12-13", "12 - 13", "12～13", "x = 5, y = 6", "(1, 2)",
+        "12 boys and 13 girls", "12 hours or 13 hours", "12元或13元", "12只鸡和13只鸭"],
     "digit groups": ["1,00,000", "10,0000", "1,23 元", "1,2345", "1.234,5", "1.2.3", "12:30", "9/11/2001"],
     "scales": [
         "2亿3000万", "5万3千", "5万3", "5 hundred 20", "1 million 200 thousand", "5k", "2M", "5 thousandths",
@@ -140,7 +141,7 @@ def test_what_is_not_plainly_one_number_is_no_answer_behind_any_mark(stated):
         "12/hour", "12 m^2", "12米²", r"12\text{ cm}^2", "12-inch", "12 minutes", "12小时", "12 a day",
         "12 years old", "x = 12", r"\text{12 eggs}", r"\left(12\right)", r"12\ \text{eggs}", "3*4=12",
         "3 × 4 = 12 eggs", "5 * 10^2 = 12", r"\sqrt{144} = 12", r"\frac{24}{2} = 12", r"12 \checkmark",
-        "12, altogether", "12 in all")),
+        "12, altogether", "12 in all", "12 boys and girls", "12只鸡和鸭")),
     (r"\frac{1}{2}", "1/2"), (r"\frac{1}{-2}", "-1/2"), (r"\frac{ -1 }{ 2 } \text{ cup}", "-1/2"),
     ("2⅓", "7/3"), ("3千", "3000"), ("3千元", "3000"), ("5百", "500"), ("3百万", "3000000"), ("3萬", "30000"),
     ("2万亿", str(2 * 10**12)), ("2 trillion", str(2 * 10**12)), ("5 hundred", "500"),

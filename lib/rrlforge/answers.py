@@ -58,7 +58,7 @@ PART = r" *(?:\{ *(-? ?[^{} ]+) *\}|(\d))"                          # of a fract
 # LaTeX and typography -> plain text, in this order.
 REWRITES = [(re.compile(pattern), new) for pattern, new in [
     (r"\\!", ""),                                                   # 1,\!234
-    (rf"(?<!\d)\d{{1,3}}(?:{GAP}\d{{3}})++(?!\d)",                # 1\,234  1{,}234  1 234
+    (rf"(?<!\d)\d{{1,3}}(?:{GAP}\d{{3}})++(?!\d)",                  # 1\,234  1{,}234  1 234
      lambda match: re.sub(GAP, ",", match[0])),
     (r"\\(?:begin|end)\{[a-z]+\*?\}", "\n"),
     (r"(?<=\d)(?=\\[dtc]?frac)", " "),                              # 2\frac{1}{2} is a mixed number
@@ -104,7 +104,8 @@ BEHIND = re.compile(r"(?<=\d)[aiI](?![A-Za-z])|(?<=\d)\)?\(\d|[ )\]°'\"′″]*
     rf"[-+*/<>|&,;、] ?[-+(]*[.]?[\d√π{UNKNOWN}]",                  # 12, 13  3 + 4
     r"\.? ?= ?\.?\d", r"\([^()\n]*\) ?=", r"[A-Za-z]+ ?[-+*/×÷=^] ?\(?\.?\d",      # 3 eggs * 4
     r"[-+*/] ?[bcnpqrt-z](?![A-Za-z])", r"[,;、]? ?(?:and|or|和|或)? ?[A-Za-z] ?=",  # 5/x  x = 5, y = 6
-    rf"[,;、(]? ?{WORDS}[-+]?\.?\d", rf"{UNITS}\d", r"and (?:an? |one |half )(?:half|quarter|third)",
+    rf"[,;、(]? ?{WORDS}[-+]?\.?\d", rf"{UNITS}\d", r"and (?:an? |one |half )(?:half|quarter|third)",   # 12 or 13
+    r"[^\s\d.,;:()。]{1,15},? ?(?:and |or |和|或)\.?\d",             # 12 boys and 13 girls
     r"(?:[befjknoqruvwxyzBKMT]|mn|bn|mil|lakhs?|crores?|(?:ten|hundred|thousand)ths?|squared)(?![A-Za-z])",
     r"[万萬亿億兆零多余]|分之|[个小时天年倍点斤米月元块]{0,2}半",
 ]) + ")", re.ASCII)
