@@ -156,6 +156,7 @@ def test_one_number_with_its_unit_is_read_behind_any_mark(stated, answer):
 @pytest.mark.parametrize("stated", [
     "12 (not 13)", "12 because 3*4=12", "12, because 3*4", "12 (3*4=12)", "12 (15-3=12)", "12。一共3步",
     "12. 3 are left", "12\n3 are left", "12 因为3×4=12", "12，因为3×4=12", "12 since she had 3 left",
+    "$12 for 4 months", "12 = x",
     "12 with 3 left over", "12</s>", "12<|im_end|>", "12 and that is it", "12 (B)"])
 def test_words_behind_a_marked_number_do_not_take_it_away(stated):
     for form in ("#### %s", "The answer is %s", "**Answer:** %s", "答案是%s"):

@@ -17,7 +17,7 @@ several numbers (`12, 13`, `12 or 13`, `3 + 4`, `5 hours 30 minutes`), powers (`
 "hundred", "million", 千, 万 and the like are multiplied out. Units, text, currency and
 percent signs fall away: 50% reads as 50. In prose a "!" ends a sentence: `The answer
 is 12!` says 12. A comma or one space groups thousands only before exactly three
-digits; other groups (`1,00,000`) and a number longer than MAX_CHARS is no answer.
+digits; other groups (`1,00,000`) are none, and a number longer than MAX_CHARS is no answer.
 
 Reading takes time linear in the text: marks are found by plain search, and the
 regular expressions that could backtrack only ever see LONGEST characters.
@@ -104,8 +104,8 @@ BEHIND = re.compile(r"(?<=\d)[aiI](?![A-Za-z])|(?<=\d)\)?\(\d|[ )\]°'\"′″]*
     rf"[-+*/<>|&,;、] ?[-+(]*[.]?[\d√π{UNKNOWN}]",                  # 12, 13  3 + 4
     r"\.? ?= ?\.?\d", r"\([^()\n]*\) ?=", r"[A-Za-z]+ ?[-+*/×÷=^] ?\(?\.?\d",      # 3 eggs * 4
     r"[-+*/] ?[bcnpqrt-z](?![A-Za-z])", r"[,;、]? ?(?:and|or|和|或)? ?[A-Za-z] ?=",  # 5/x  x = 5, y = 6
-    rf"[,;、(]? ?{WORDS}[-+]?\.?\d", rf"{UNITS}\d", r"and (?:an? |one |half )(?:half|quarter|third)",   # 12 or 13
-    r"[^\s\d.,;:()。]{1,15},? ?(?:and |or |和|或)\.?\d",             # 12 boys and 13 girls
+    rf"[,;、(]? ?{WORDS}[-+]?\.?\d", rf"{UNITS}\d", r"and (?:an? |one |half )(?:half|quarter|third)",
+    r"[^\s\d.,;:()。]{1,15}(?:,? (?:and|or) |和|或)\.?\d",         # 12 boys and 13 girls
     r"(?:[befjknoqruvwxyzBKMT]|mn|bn|mil|lakhs?|crores?|(?:ten|hundred|thousand)ths?|squared)(?![A-Za-z])",
     r"[万萬亿億兆零多余]|分之|[个小时天年倍点斤米月元块]{0,2}半",
 ]) + ")", re.ASCII)
@@ -113,9 +113,10 @@ BESIDE = re.compile(                                                # what may s
     r"(?:[^\W\d_π]|(?<=[A-Za-z])\d|[\s.,:;()\[\]'\"°′″/?!&#`]|-(?=[A-Za-z]{2}))*+")
 LISTED = re.compile(r"[;、]|,(?!\d)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[和或]")
 
+STARTS = rf"(?=[-+]{{0,2}} ?(?:\.?\d|{UNKNOWN}?[√π±∞]|{UNKNOWN} ?\(?\.?\d))"
 LEAD = (                                                            # `x = `, `9 * 2 = `
-    rf"[\s*(\[:=`]{{0,99}}+(?:[A-Za-z] ?= ?)?(?=[-+]{{0,2}} ?(?:\.?\d|{UNKNOWN}?[√π±∞]|{UNKNOWN} ?\(?\.?\d))"
-    rf"(?:(?:[-+*/x×÷:^=√π!){UNKNOWN}\d ]|[.,](?=\d)|(?<!\d)(?<!\d )\(){{0,500}}=[ (*]*+)?")
+    rf"[\s*(\[:=`]{{0,99}}+(?:[A-Za-z] ?= ?)?{STARTS}"
+    rf"(?:(?:[-+*/x×÷:^=√π!){UNKNOWN}\d ]|[.,](?=\d)|(?<!\d)(?<!\d )\(){{0,500}}=[ (*]*+{STARTS})?")
 
 # mark, what leads from the mark to its number, and how text looks that was cut off in between
 MARKS = [(mark, re.compile(lead), re.compile(cut)) for mark, lead, cut in [
