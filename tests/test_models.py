@@ -348,7 +348,7 @@ def test_a_small_model_on_a_cpu_runs_on_one_thread_and_a_big_one_as_before(folde
 
 @pytest.mark.parametrize("name", ["./nowhere", "no/such/folder/here", "nowhere"])
 def test_a_missing_folder_is_named(name):
-    with pytest.raises(ForgeError, match=f"no folder {name}: "):
+    with pytest.raises(ForgeError, match=f"no folder {name!r}: "):
         models.load_model(name)
 
 
@@ -472,7 +472,7 @@ def test_a_lesson_trains_tiny_without_a_gpu_and_what_the_reader_names(monkeypatc
 def test_tiny_with_a_seed_is_another_start_of_the_same_recipe(monkeypatch):
     monkeypatch.setattr(models, "tiny_folder", lambda seed=0: f"seed {seed}")
     assert [models.model_folder(name) for name in ("tiny", "tiny:0", "tiny:12")] == ["seed 0", "seed 0", "seed 12"]
-    with pytest.raises(ForgeError, match="no folder tiny:x"):
+    with pytest.raises(ForgeError, match="no folder .tiny:x."):
         models.model_folder("tiny:x")
 
 

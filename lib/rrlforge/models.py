@@ -102,7 +102,7 @@ def model_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if not folder.exists():
         if not tasks.HUB_ID.fullmatch(name):
-            raise ForgeError(f"no folder {name}: name tiny, a folder with config.json, "
+            raise ForgeError(f"no folder {name!r}: name tiny, a folder with config.json, "
                              "or a hub id such as Qwen/Qwen3-0.6B")
         folder = tasks.download(name, "model", FILES)
     if not (folder / "config.json").is_file():
