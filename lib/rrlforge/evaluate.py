@@ -130,11 +130,14 @@ def check(sampling: Sampling, n: int, problems: list) -> None:
 
 def protocol(task, problems, sampling: Sampling, n: int, split: str, thinking: bool, engine) -> dict:
     """All that a score depends on, besides the model: without it two scores cannot be compared."""
+    texts = "\n".join(p.question + "\t" + p.answer for p in problems)
+    decoding = {k: v for k, v in asdict(sampling).items() if k != "logprobs"}
     return {
-        "task": task.name, "split": split, "problems": len(problems),
-        "problems_sha256": _digest("\n".join(p.question + "\t" + p.answer for p in problems)),
-        "instruction": task.instruction, "thinking": thinking, **{k: v for k, v in asdict(sampling).items() if k != "logprobs"}, "n": n,
-        "extractor_sha256": _digest(inspect.getsource(answers)), "engine": type(engine).__name__, "versions": versions(),
+        "task": task.name, "split": split,
+        "problems": len(problems), "problems_sha256": _digest(texts),
+        "instruction": task.instruction, "thinking": thinking, **decoding, "n": n,
+        "extractor_sha256": _digest(inspect.getsource(answers)),
+        "engine": type(engine).__name__, "versions": versions(),
     }
 
 

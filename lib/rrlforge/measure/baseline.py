@@ -101,4 +101,4 @@ def measure(name: str) -> dict:
     return {"figures": figures, "series": series, "origin": records.origin(device, label, data, f"rrlforge record {name}")}
 
 
-RECIPES = {"baseline/gsm8k": Recipe("GSM8K before training: greedy, sampled, other prompts and extractors (about 3 minutes)", measure)}
+RECIPES = {"baseline/gsm8k": Recipe("GSM8K before training: greedy, sampled, other prompts and extractors (about 4 minutes)", measure)}
