@@ -30,11 +30,11 @@ from rrlforge.config import GRPOConfig, from_dict, parse_rewards, to_dict
 from rrlforge.errors import ForgeError
 from rrlforge.files import flush, write_atomically, write_json
 from rrlforge.records import versions
+from rrlforge.vram import CONTEXT_GIB, ENGINE_OVER_GIB
 
 KEPT = ("config.json", "metrics.jsonl", "samples.jsonl", "eval.jsonl", "checkpoints", "model")  # what makes a folder a run
 CHECKPOINT = re.compile(r"step-\d{6,}")
 ADAM = ("step", "exp_avg", "exp_avg_sq")
-CONTEXT_GIB = 0.6  # of a process on CUDA before it holds a tensor (seen on an H200: 0.5 to 0.6)
 
 
 def read_lines(path: Path, numbers: tuple[str, ...] = ()) -> list[dict]:
@@ -67,11 +67,12 @@ def memory_gib(engine_gib: float = 0.0) -> float:
     """GiB in use: of the whole GPU as its driver counts it (engine included), or this process's peak RAM without one.
 
     With RRLFORGE_SHARED_GPU=1 other jobs use the card too, and what the driver counts is not ours alone: then the
-    memory of this process, the engine's budget, and a CUDA context for each.
+    memory of this process, its CUDA context, the engine's budget, and what vLLM takes beyond it (measured: vram.py).
     """
     if torch.cuda.is_available():
         if os.environ.get("RRLFORGE_SHARED_GPU") == "1":
-            return torch.cuda.memory_reserved() / 2**30 + engine_gib + CONTEXT_GIB * (2 if engine_gib else 1)
+            engine = engine_gib + ENGINE_OVER_GIB if engine_gib else 0.0
+            return torch.cuda.memory_reserved() / 2**30 + CONTEXT_GIB + engine
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
