@@ -109,3 +109,8 @@ def test_a_broken_score_file_is_named(tmp_path):
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(ForgeError, match="s.json is no saved score"):
         ev.load_score(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("trials", [1, 3, 20, 512, 1319])
+def test_an_interval_holds_its_share_when_all_or_none_are_right(trials):
+    assert ev.wilson(trials, trials)[1] >= 1.0 and ev.wilson(0, trials)[0] <= 0.0

@@ -28,7 +28,8 @@ def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[f
     if not 0 <= successes <= trials or trials <= 0:
         raise ForgeError(f"{successes} successes in {trials} trials: no proportion")
     low, high = proportion_confint(successes, trials, alpha=1 - confidence, method="wilson")
-    return float(low), float(high)
+    share = successes / trials  # all right or none: rounding must not leave the share outside
+    return min(float(low), share), max(float(high), share)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

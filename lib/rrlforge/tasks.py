@@ -75,7 +75,7 @@ def prompt_text(tokenizer, problem: Problem, task: Task, thinking: bool = False)
     do not know `enable_thinking` ignore it. Raises `ForgeError` where the tokenizer has no chat template, or
     one that cannot be read or refuses a question of a user.
     """
-    model = tokenizer.name_or_path or "this model"
+    model = getattr(tokenizer, "name_or_path", "") or "this model"
     if not tokenizer.chat_template:
         raise ForgeError(f"the tokenizer of {model} has no chat template: take an instruct or chat model")
     content = f"{problem.question}\n{task.instruction}" if task.instruction else problem.question
