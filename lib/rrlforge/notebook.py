@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import textwrap
 import warnings
 from importlib.resources import files
 from pathlib import Path
@@ -129,6 +130,45 @@ def _show_lines(path, first, lines):
         f'<div class="highlight"><pre tabindex="0">{rows}</pre></div></figure>',
         plain,
     )
+
+
+# ---------------------------------------------------------------- what a lesson has explained
+def forge_lines(*rows):
+    r"""Show the lines of forge.py that a lesson has explained, one row a concept, with the file's line numbers.
+
+    A row is (words, line) or (words, first, last): `line` is a text that stands in one line of forge.py and no
+    other; first and last bound a few lines. The words may hold `code` and \( math \). ForgeError if a text stands
+    nowhere or in several lines: what the lesson says of forge.py is then no longer so.
+    """
+    path, _, lines = _source("rrlforge.forge")
+    items, plain = [], []
+    for words, *marks in rows:
+        found = [_only_line(mark, path, lines) for mark in marks]
+        if not _text(words) or not 1 <= len(found) <= 2 or found != sorted(found):
+            raise ForgeError(f"forge_lines: {words!r} needs words and one line, or a first and a last line")
+        a, b = found[0], found[-1]
+        code = textwrap.dedent("\n".join(lines[a - 1 : b]))
+        where = f"第 {a} 行" if a == b else f"第 {a}–{b} 行"
+        items.append(f"<li><p>{inline(words)} <span>{where}</span></p>{_highlight(code)}</li>")
+        plain.append(f"{words} {where}\n{textwrap.indent(code, '    ')}")
+    _show(f'<ol class="rf-lines" aria-label="{html.escape(path)}">{"".join(items)}</ol>', "\n".join([path, *plain]))
+
+
+def _only_line(mark, path, lines):
+    """The number of the one line that contains the text `mark`."""
+    found = [number for number, line in enumerate(lines, 1) if mark in line]
+    if len(found) != 1:
+        raise ForgeError(f"{path}: {len(found)} lines contain {mark!r}, not one: mend the lesson that names it")
+    return found[0]
+
+
+def _highlight(code):
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    rows = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
+    return f'<div class="highlight"><pre>{rows}</pre></div>'
 
 
 # ---------------------------------------------------------------- quiz
