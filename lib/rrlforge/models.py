@@ -243,7 +243,7 @@ class Recipe:
     max_length: int = 256
     batch: int = 12             # its activations fit a core's cache: 16 rows take half as long again
     drills: int = 4             # rows of a batch that are bare equations: without them as many steps reckon far worse
-    steps: int = 1100           # phase 1, AdamW, cosine to a tenth
+    steps: int = 1250           # phase 1, AdamW, cosine to a tenth
     lr: float = 3e-3
     lr_warmup: int = 20
     habit_steps: int = 100      # phase 2, cosine to a tenth
