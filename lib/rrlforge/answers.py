@@ -14,10 +14,10 @@ An answer is one number. Where it is a calculation, that number stands behind th
 "=". What is not plainly one number is never evaluated nor cut to its first part:
 several numbers (`12, 13`, `12 or 13`, `3 + 4`, `5 hours 30 minutes`), powers (`2^{10}`,
 `1e3`, `1.5 \times 10^3`), roots, `12!` and any LaTeX command but those of COMMANDS.
-"hundred", "million", 千, 万 and the like are multiplied out. Units, text, currency and
-percent signs fall away: 50% reads as 50. In prose a "!" ends a sentence: `The answer
-is 12!` says 12. A comma or one space groups thousands only before exactly three
-digits; other groups (`1,00,000`) are none, and a number longer than MAX_CHARS is no answer.
+"hundred", "million", 千, 万 and the like are multiplied out. Units, text, currency
+and percent signs fall away: 50% reads as 50. In prose a "!" ends a sentence: `The
+answer is 12!` says 12. A comma or one space groups thousands only before exactly three
+digits; other groups (`1,00,000`) are none. A number longer than MAX_CHARS is no answer.
 
 Reading takes time linear in the text: marks are found by plain search, and the
 regular expressions that could backtrack only ever see LONGEST characters.
@@ -152,7 +152,8 @@ def extract_answer(text: str) -> str | None:
     last = max(map(text.rfind, DIGITS))
     near = prose(text[max(0, last - LONGEST):last + 20])
     *_, number = None, *NUMBER.finditer(near)
-    unread = number and re.search(r"(?<![A-Za-z\d_])\d", near[number.end():])      # the 2 of H2O is no number
+    # a digit that was not read makes the whole unread; the 2 of H2O is no number
+    unread = number and re.search(r"(?<![A-Za-z\d_])\d", near[number.end():])
     return None if unread else canonical(number)
 
 

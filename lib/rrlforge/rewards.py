@@ -37,8 +37,8 @@ def format_reward(completions: Sequence, **_) -> list[float]:
     r"""1.0 where exactly one complete, filled \boxed{...} ends the answer, else 0.0.
 
     Thinking is set aside first; an answer that is still thinking gets 0. Only white
-    space, closing marks of LaTeX or Markdown and a full stop may follow the box; a box
-    without a letter or digit, as \boxed{\text{}}, is not filled.
+    space, closing marks of LaTeX or Markdown and a full stop may follow the box; a
+    box without a letter or digit, as \boxed{\text{}}, is not filled.
     Whether it is right plays no part.
     """
     return [float(_is_well_formed(completion_text(c))) for c in completions]
