@@ -10,14 +10,15 @@ The rule, in order; the first mark found decides, even if it says nothing readab
 3. The number behind the last "answer is", "answer:", "<answer>", 答案是, 答案为, 答案：.
 4. No mark at all: the last number in the text; `16 - 3 - 4 = 9, 9 * 2 = 18` says 18.
 
-An answer is one number. Where it is a calculation, that number stands behind the last
-"=". What is not plainly one number is never evaluated nor cut to its first part:
-several numbers (`12, 13`, `12 or 13`, `3 + 4`, `5 hours 30 minutes`), powers (`2^{10}`,
-`1e3`, `1.5 \times 10^3`), roots, `12!` and any LaTeX command but those of COMMANDS.
-"hundred", "million", 千, 万 and the like are multiplied out. Units, text, currency
-and percent signs fall away: 50% reads as 50. In prose a "!" ends a sentence: `The
-answer is 12!` says 12. A comma or one space groups thousands only before exactly three
-digits; other groups (`1,00,000`) are none. A number longer than MAX_CHARS is no answer.
+An answer is one number. Where it is a calculation, that number stands behind the
+last "=". What is not plainly one number is never evaluated nor cut to its first
+part: several numbers (`12, 13`, `12 or 13`, `3 + 4`, `5 hours 30 minutes`), powers
+(`2^{10}`, `1e3`, `1.5 \times 10^3`), roots, `12!` and any LaTeX command but those of
+COMMANDS. "hundred", "million", 千, 万 and the like are multiplied out. Units, text,
+currency and percent signs fall away: 50% reads as 50. In prose a "!" ends a
+sentence: `The answer is 12!` says 12. A comma or one space groups thousands only
+before exactly three digits; other groups (`1,00,000`) are none. A number longer than
+MAX_CHARS is no answer.
 
 Reading takes time linear in the text: marks are found by plain search, and the
 regular expressions that could backtrack only ever see LONGEST characters.
