@@ -76,7 +76,8 @@ def measure(name: str) -> dict:
     greedy, sampled = (engines.Sampling(limit, t, seed=12345, logprobs="none") for t in (0.0, 1.0))
     runs = [("greedy", task, greedy, 1), ("greedy again", task, greedy, 1), ("sampled", task, sampled, SAMPLES)]
     runs += [(f"prompt: {key}", replace(task, instruction=text), greedy, 1) for key, text in PROMPTS.items() if text is not None]
-    figures, series = {"problems": len(problems), "samples": SAMPLES, "max_new_tokens": limit}, {}
+    figures, series = {"problems": len(problems), "samples": SAMPLES, "max_new_tokens": limit,
+                       "extractor_sha256": evaluate.extractor_sha256()}, {}
     for label, variant, sampling, n in runs:
         done = engine.generate([tasks.prompt_ids(tokenizer, p, variant) for p in problems], n, sampling)
         texts = tokenizer.batch_decode(done.token_ids, skip_special_tokens=True)
