@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rrlforge import rewards
 from rrlforge.errors import ForgeError
-from rrlforge.rewards import REWARDS, correctness, format_reward, score
+from rrlforge.rewards import REWARDS, correctness, format_reward, register, score
 
 ODD = [None, b"\\boxed{18}", [], {}, 18, float("nan"), [None], [[]], [{}],
        [{"role": "assistant", "content": None}],
@@ -126,3 +127,36 @@ def test_a_wrong_call_is_refused_in_one_line(golds, weights, message):
     with pytest.raises(ForgeError, match=message) as refusal:
         score(["18"], golds, weights)
     assert "\n" not in str(refusal.value)
+
+
+# ---- rewards of one's own
+def short(completions, **_):
+    return [1.0 / len(c) for c in completions]
+
+
+@pytest.fixture
+def own(monkeypatch):
+    monkeypatch.setattr(rewards, "REWARDS", dict(REWARDS))
+
+
+def test_a_reward_of_ones_own_is_weighed_like_the_others_and_can_be_replaced(own):
+    register("short", short)
+    totals, parts = score(["ab", "18"], ["18"] * 2, {"correct": 1.0, "short": 2.0})
+    assert totals == [1.0, 2.0] and parts["short"] == [0.5, 0.5]
+    register("short", lambda completions, **_: [0.0] * len(completions))
+    assert score(["ab"], ["18"], {"short": 1.0})[0] == [0.0]
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("correct", "'correct' is the library's own"), ("a=1", "letters, digits"), ("", "letters, digits"), ("短", "letters, digits"),
+])
+def test_a_name_that_is_taken_or_cannot_stand_in_a_config_is_refused(name, message, own):
+    with pytest.raises(ForgeError, match=message):
+        register(name, short)
+    assert rewards.REWARDS == REWARDS
+
+
+def test_a_reward_that_gives_too_few_numbers_is_named(own):
+    register("lazy", lambda completions, **_: [1.0])
+    with pytest.raises(ForgeError, match="reward 'lazy' gave 1 numbers for 2 completions"):
+        score(["a", "b"], ["1", "2"], {"lazy": 1.0})

@@ -67,6 +67,19 @@ def completion_text(completion: object) -> str:
 
 
 REWARDS: dict[str, Callable[..., list[float]]] = {"correct": correctness, "format": format_reward}
+BUILT_IN = tuple(REWARDS)
+
+
+def register(name: str, reward: Callable[..., list[float]]) -> None:
+    """Let `rewards="name=1"` of a config, here and in a `GRPOTrainer`, mean a reward of your own: for this process.
+
+    A cell may run again: your own name is replaced, a name of the library is not.
+    """
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ForgeError(f"reward name {name!r}: take letters, digits and _, a letter first")
+    if name in BUILT_IN:
+        raise ForgeError(f"reward {name!r} is the library's own: take another name")
+    REWARDS[name] = reward
 
 
 def check_weights(weights: dict[str, float]) -> None:
@@ -85,10 +98,13 @@ def score(completions: Sequence, golds: Sequence[str],
           weights: dict[str, float]) -> tuple[list[float], dict[str, list[float]]]:
     """Weighted totals (N,) and, by name, the unweighted parts (N,) of N completions.
 
-    Raises `ForgeError` on an unknown reward (naming the nearest known one), a weight that is not finite, or
-    another number of golds than of completions.
+    Raises `ForgeError` on an unknown reward (naming the nearest known one), a weight that is not finite, another
+    number of golds than of completions, or a reward that does not give one number a completion.
     """
     check_weights(weights)
     parts = {name: REWARDS[name](completions=completions, golds=golds) for name in weights}
+    for name, values in parts.items():
+        if len(values) != len(completions):
+            raise ForgeError(f"reward {name!r} gave {len(values)} numbers for {len(completions)} completions")
     totals = [sum(weights[name] * parts[name][i] for name in weights) for i in range(len(completions))]
     return totals, parts
