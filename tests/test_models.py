@@ -22,7 +22,7 @@ from rrlforge import models, tasks
 from rrlforge.errors import ForgeError
 
 QUICK = models.Recipe(hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, layers=1, steps=2, habit_steps=1,
-                      batch=3, drills=1)
+                      batch=2)
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +93,6 @@ def test_prompts_are_chatml_with_one_token_each_for_its_marks(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"user\n{problem.question}\nassistant\n"
 
 
-def test_a_role_is_one_token_and_the_rest_one_a_character(tokenizer):
-    for text in ("user\n小明", "assistant\n12-5=7"):
-        tokens = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
-        role, _, rest = text.partition("\n")
-        assert tokens == [role, "\n", *rest]
-
-
 def test_the_longest_problem_fits_into_the_model_and_the_completion_limit(tokenizer):
     task = tasks.load_arith()
     longest = max(len(tasks.prompt_ids(tokenizer, p, task)) for p in task.train + task.test)
@@ -113,14 +106,6 @@ def test_only_answers_and_their_end_token_are_taught(tokenizer):
     ids, mask = models.teach(tokenizer, [("小明", "1+1=2"), ("小红有2个", "3")])
     taught = [tokenizer.decode(row[1:][chosen]) for row, chosen in zip(ids, mask)]
     assert taught == ["1+1=2<|im_end|>", "3<|im_end|>"]
-
-
-def test_a_drill_is_equations_of_which_only_the_results_are_taught(tokenizer):
-    steps = iter(steps_of((27, "+", 15), (3, "*", 9), (8, "-", 5), (30, "+", 30), (1, "+", 1)))
-    ids, mask = models.drill(tokenizer, steps, rows=2, width=20)
-    text = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-    assert text == ["27+15=42\n3*9=27\n", "30+30=60\n1+1=2\n"]  # 8-5=3 no longer fitted into the first row
-    assert [tokenizer.decode(row[1:][chosen]) for row, chosen in zip(ids, mask)] == ["42\n27\n", "60\n2\n"]
 
 
 def steps_of(*numbers):

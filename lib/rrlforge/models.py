@@ -3,7 +3,7 @@
 tiny is Qwen3's architecture at 0.4 M parameters with a character tokenizer. Its warm-up has two phases, both
 supervised, on problems of the training side of `tasks.word_problems`:
 
-1. It learns to reckon: right solutions, one step a line, and a third of the rows bare equations.
+1. It learns to reckon: right solutions, one step a line.
 2. It gets bad habits: it often forgets to carry (27+15=32), and sometimes answers without any steps. This is
    where GRPO starts: the right way is still in the model, one among others.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -222,7 +221,6 @@ def count_parameters(model) -> int:
 # ---------------------------------------------------------------- tiny: what it is
 
 PAD, IM_START, IM_END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "\ufffd"
-ROLES = ["user", "assistant"]  # one token each, as in Qwen's vocabulary: a seventh of a row saved
 TEMPLATE = ("{% for message in messages %}"
             "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -242,7 +240,6 @@ class Recipe:
     init: float = 0.08          # 0.02 learns later
     max_length: int = 256
     batch: int = 12             # its activations fit a core's cache: 16 rows take half as long again
-    drills: int = 4             # rows of a batch that are bare equations: without them as many steps reckon far worse
     steps: int = 1250           # phase 1, AdamW, cosine to a tenth
     lr: float = 3e-3
     lr_warmup: int = 20
@@ -258,16 +255,16 @@ class Recipe:
 
 
 def vocabulary() -> list[str]:
-    """The tokens of tiny in the order of their ids: ChatML, unknown, newline, ASCII, the task's Chinese, the roles."""
+    """The tokens of tiny in the order of their ids: ChatML, unknown, newline, ASCII, the task's Chinese."""
     ascii_characters = [chr(code) for code in range(32, 127)]
-    return [PAD, IM_START, IM_END, UNKNOWN, "\n", *ascii_characters, *tasks.arith_characters(), *ROLES]
+    return [PAD, IM_START, IM_END, UNKNOWN, "\n", *ascii_characters, *tasks.arith_characters()]
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character and a role's name, with ChatML's special tokens and template."""
+    """One token a character, with ChatML's special tokens and template."""
     vocab = {token: i for i, token in enumerate(vocabulary())}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*ROLES, r"[\s\S]"])), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=IM_END, padding_side="left",
@@ -301,23 +298,12 @@ def warm_up(model, tokenizer, recipe: Recipe, bar: tqdm) -> None:
     rng = random.Random(f"warm-up-{recipe.seed}")
     problems = tasks.word_problems(rng)
 
-    def draw(count: int, write) -> list[tuple[str, str]]:
-        return [(p.question, write(p.steps)) for p in itertools.islice(problems, count)]
-
-    def reckoning():
-        steps = (step for p in problems for step in p.steps)
-        while True:
-            ids, mask = teach(tokenizer, draw(recipe.batch - recipe.drills, tasks.solution_text))
-            more_ids, more_mask = drill(tokenizer, steps, recipe.drills, ids.shape[1])
-            yield torch.cat([ids, more_ids]), torch.cat([mask, more_mask])
-
-    def habits():
-        while True:
-            yield teach(tokenizer, draw(recipe.batch, lambda steps: habitual(rng, steps, recipe)))
-
     with one_thread():
-        fit(model, tokenizer, reckoning(), cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
-        fit(model, tokenizer, habits(), cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup), bar)
+        right = ((p.question, tasks.solution_text(p.steps)) for p in problems)
+        fit(model, tokenizer, right, recipe.batch, cosine(recipe.lr, recipe.steps, recipe.lr_warmup), bar)
+        habits = ((p.question, habitual(rng, p.steps, recipe)) for p in problems)
+        rates = cosine(recipe.habit_lr, recipe.habit_steps, recipe.lr_warmup)
+        fit(model, tokenizer, habits, recipe.batch, rates, bar)
     model.eval()
 
 
@@ -362,10 +348,11 @@ def without_carry(left: int, op: str, right: int) -> int:
     return 10 * tasks.compute(tens, op, right_tens) + tasks.compute(units, op, right_units) % 10
 
 
-def fit(model, tokenizer, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], rates: list[float], bar) -> None:
-    """Supervised steps on batches of ids (B, T) and masks (B, T-1) of what is taught, one a learning rate."""
+def fit(model, tokenizer, pairs: Iterator[tuple[str, str]], batch: int, rates: list[float], bar) -> None:
+    """Supervised steps on (question, answer) pairs, one a learning rate; loss on the answer and its end."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    for rate, (ids, mask) in zip(rates, batches):
+    for rate in rates:
+        ids, mask = teach(tokenizer, [next(pairs) for _ in range(batch)])
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][mask]
         loss = F.cross_entropy(model.lm_head(hidden), ids[:, 1:][mask])
         loss.backward()
@@ -387,24 +374,6 @@ def teach(tokenizer, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.
     start, stop = torch.tensor(starts)[:, None], torch.tensor([len(row) for row in rows])[:, None]
     ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
     return ids, (place >= start - 1) & (place < stop - 1)
-
-
-def drill(tokenizer, steps: Iterator[tasks.Step], rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rows` rows of equations, as many as `width` tokens hold: ids (rows, width), and a mask (rows, width-1) before
-    each result. A row teaches two to three times as many sums as a word problem of the same length."""
-    ids = torch.full((rows, width), tokenizer.pad_token_id)
-    mask = torch.zeros(rows, width - 1, dtype=torch.bool)
-    for row in range(rows):
-        end = 0
-        for step in steps:
-            asked, result = f"{step.left}{step.op}{step.right}=", f"{step.value}\n"
-            start, stop = end + len(asked), end + len(asked) + len(result)
-            if stop > width:
-                break
-            ids[row, end:stop] = torch.tensor(tokenizer(asked + result)["input_ids"])
-            mask[row, start - 1:stop - 1] = True
-            end = stop
-    return ids, mask
 
 
 # ---------------------------------------------------------------- tiny: its cache
