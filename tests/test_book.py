@@ -68,6 +68,22 @@ def text(path):
     return (ROOT / path).read_text("utf8")
 
 
+def test_a_page_served_from_the_cache_keeps_its_outputs_in_the_notebook_that_is_saved(extension, tmp_path):
+    import nbformat
+    from jupyter_cache import get_cache
+    from jupyter_cache.base import CacheBundleIn
+
+    extension.keep_cached_outputs()
+    printed = nbformat.v4.new_output("stream", name="stdout", text="1\n")
+    cell = nbformat.v4.new_code_cell("print(1)", outputs=[printed], execution_count=1)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cache = get_cache(tmp_path / "cache")
+    cache.cache_notebook_bundle(CacheBundleIn(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), "page"), check_validity=False)
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)")], metadata=kernel)
+    _, merged = cache.merge_match_into_notebook(page)
+    assert page.cells[0].outputs == merged.cells[0].outputs == [printed]
+
+
 # ---- what was built
 def test_every_chapter_has_a_page_with_its_title():
     for lesson in WRITTEN:

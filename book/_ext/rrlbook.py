@@ -126,6 +126,27 @@ def key_cache_on_library():
     JupyterCacheBase.create_hashed_notebook = create_hashed_notebook
 
 
+def keep_cached_outputs():
+    """Put cached outputs into the notebook that asked for them too.
+
+    MyST-NB shows the merged copy but saves the one it read: without this, a page that is read again and served
+    from the cache leaves a notebook without outputs, and nbval has nothing to compare with.
+    """
+    from jupyter_cache.cache.main import JupyterCacheBase
+
+    original = JupyterCacheBase.merge_match_into_notebook
+    if hasattr(original, "of_the_book"):
+        return
+
+    def merge_match_into_notebook(self, nb, *args, **kwargs):
+        key, merged = original(self, nb, *args, **kwargs)
+        nb.cells = merged.cells
+        return key, merged
+
+    merge_match_into_notebook.of_the_book = True
+    JupyterCacheBase.merge_match_into_notebook = merge_match_into_notebook
+
+
 def merge_streams(outputs):
     """What a cell printed, in one piece a stream.
 
@@ -358,6 +379,7 @@ def write_search_text(app, exception):
 def setup(app):
     sphinx.search.languages["zh"] = ChineseBigrams
     key_cache_on_library()
+    keep_cached_outputs()
     myst_nb.core.render.coalesce_streams = merge_streams
     for name, directive in {
         "course-map": CourseMap,
