@@ -109,13 +109,18 @@ def _line(mark, path, first, lines, after):
     raise ForgeError(f"{path}: no line contains {mark!r}")
 
 
-def _show_lines(path, first, lines):
+def _highlight(code):
+    """Python as spans of HTML, line for line."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import PythonLexer
 
+    return highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
+
+
+def _show_lines(path, first, lines):
     last = first + len(lines) - 1
-    code = highlight("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
+    code = _highlight("\n".join(lines))
     width = len(str(last))
     rows = "\n".join(
         f'<span class="linenos">{n:>{width}}</span>{row}'
@@ -149,7 +154,8 @@ def forge_lines(*rows):
         a, b = found[0], found[-1]
         code = textwrap.dedent("\n".join(lines[a - 1 : b]))
         where = f"第 {a} 行" if a == b else f"第 {a}–{b} 行"
-        items.append(f"<li><p>{inline(words)} <span>{where}</span></p>{_highlight(code)}</li>")
+        items.append(f"<li><p>{inline(words)} <span>{where}</span></p>"
+                     f'<div class="highlight"><pre>{_highlight(code)}</pre></div></li>')
         plain.append(f"{words} {where}\n{textwrap.indent(code, '    ')}")
     _show(f'<ol class="rf-lines" aria-label="{html.escape(path)}">{"".join(items)}</ol>', "\n".join([path, *plain]))
 
@@ -160,15 +166,6 @@ def _only_line(mark, path, lines):
     if len(found) != 1:
         raise ForgeError(f"{path}: {len(found)} lines contain {mark!r}, not one: mend the lesson that names it")
     return found[0]
-
-
-def _highlight(code):
-    from pygments import highlight
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import PythonLexer
-
-    rows = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
-    return f'<div class="highlight"><pre>{rows}</pre></div>'
 
 
 # ---------------------------------------------------------------- quiz

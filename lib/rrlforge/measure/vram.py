@@ -25,11 +25,10 @@ from pathlib import Path
 
 from rrlforge import records
 from rrlforge.measure.recipe import Recipe
-from rrlforge.vram import SHAPES, Shape
+from rrlforge.vram import CONTEXT_GIB, SHAPES, Shape
 
 CAP_GIB = 31.4     # what CUDA programs see of a 5090
 ENGINE_GIB = 8.0   # GRPOConfig.engine_gib
-CONTEXT_GIB = 0.6  # until "context" is measured
 TIMEOUT_S = 120
 GIB = 2**30
 
@@ -54,7 +53,7 @@ CASES = {case.name: case for case in (
     Case("06b-512-8k", "Qwen3-0.6B", length=512),
     Case("06b-512-32k", "Qwen3-0.6B", length=512, budget=32768),
     Case("06b-1024-8k", "Qwen3-0.6B"),
-    Case("06b-1024-32k", "Qwen3-0.6B", budget=32768, held_out=True),
+    Case("06b-1024-32k", "Qwen3-0.6B", budget=32768),
     Case("06b-2048-8k", "Qwen3-0.6B", length=2048),
     Case("06b-2048-32k", "Qwen3-0.6B", length=2048, budget=32768),
     Case("06b-512-4k-plain", "Qwen3-0.6B", length=512, budget=4096, checkpointing=False),
