@@ -174,7 +174,7 @@ def test_an_exclamation_mark_ends_a_sentence_and_is_a_factorial_in_a_box(text, a
 @pytest.mark.parametrize(("text", "answer"), [
     ("so 5 * 10^2", None), ("18, or 2^3", None), (r"in all \sqrt{2}", None), ("sqrt(2)", None),
     ("f(5)", None), ("共1,23 元", None), ("共2亿3000万", None), ("用了5小时30分", None), ("1,2345", None),
-    ("12,13", None), ("x = |-5|", None), ("2^3 is less than 18", "18"),
+    ("12,13", None), ("x = |-5|", None), ("it is 5, then 1e3", None), ("5 then 1.2.3", None), ("4 apples, 10,0000", None), ("2^3 is less than 18", "18"),
     (r"\sqrt{4} is less than 18 \checkmark", "18"), ("x >= 18", "18"), ("18 g of CO2", "18"),
     ("3天，18个", "18"), ("in 2024 125 of them", "125"),
     (r"\begin{aligned} 9 \times 2 &= 18 \end{aligned}", "18"),

@@ -287,3 +287,13 @@ def test_a_run_killed_at_any_moment_resumes_to_the_losses_of_an_unbroken_one(tmp
     assert clean[0] == clean[1]
     evals = [[(e["step"], e["greedy"]["accuracy"]) for e in read_lines(tmp_path / name / "eval.jsonl")] for name in ("whole", "broken")]
     assert evals[0] == evals[1] and [s for s, _ in evals[0]] == [0, 3, 6, 9]
+
+
+def test_on_a_shared_card_memory_is_this_process_its_context_and_what_the_engine_takes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * 2**30, 100 * 2**30))
+    assert runs.memory_gib(8.0) == 60
+    monkeypatch.setenv("RRLFORGE_SHARED_GPU", "1")
+    assert runs.memory_gib() == pytest.approx(10.74, abs=0.05)
+    assert runs.memory_gib(8.0) == pytest.approx(10.74 + 9.19, abs=0.05)

@@ -176,11 +176,12 @@ def layer_bytes(s):
 
 
 def layer_again_bytes(s):
-    """Bytes a token at the worst moment of one checkpointed layer: computed again, then gone back through."""
+    """Bytes a token at the worst moment of one checkpointed layer: computed again, then gone back through. In full
+    training the gradient of the stream is as large as the layer's input, which is among what is kept already."""
     q = s["heads"] * s["head_dim"]
     kv = s["kv_heads"] * s["head_dim"]
     ffn = s["ffn"] * max(s["active"], 1)
-    mlp = layer_bytes(s) + (4 * ffn + 8 * s["hidden"] if s["method"] == "full" else 8 * ffn + 6 * s["hidden"])
+    mlp = layer_bytes(s) + (4 * ffn if s["method"] == "full" else 8 * ffn + 6 * s["hidden"])
     attention = 26 * s["hidden"] + (22 * q + 12 * kv if s["qk_norm"] else 12 * q + 4 * kv)
     return max(mlp, attention)
 
